@@ -630,7 +630,7 @@ SINK_SENDING = Event(
 )
 SINK_UNSENT = Event(
     "sink.unsent",
-    "the launch ended before a sink had everything; the next launch or `elasticflow sinks send` "
+    "the launch ended before a sink had everything; the next launch or `elasticflow runs send` "
     "sends the rest",
     ("sink", "points", "error"),
     level="warning",

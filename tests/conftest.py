@@ -86,7 +86,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         result = yield
         if (wrong := run_folders.violations_of_test(item)) and not item.get_closest_marker("lines_of_others"):
             pytest.fail(
-                "lines in run folders are not as `elasticflow schema --events` has them:\n"
+                "lines in run folders are not as `elasticflow guide --schema events` has them:\n"
                 + "\n".join(wrong[:20])
             )
         return result

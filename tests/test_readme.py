@@ -40,7 +40,6 @@ PYPROJECT = tomli.loads((ROOT / "pyproject.toml").read_text())
 EXECUTED = {
     "validate",
     "plan",
-    "compile",
     "run",
     "runs",
     "status",
@@ -48,13 +47,10 @@ EXECUTED = {
     "logs",
     "metrics",
     "report",
-    "schema",
-    "explain",
     "diff",
     "completion",
     "guide",
     "snapshots",
-    "render",
 }
 DONE_ELSEWHERE = {("run", "jobs/mnist.toml")}
 """The whole of the main job is run by tests/end_to_end/test_mnist_job.py, typed the same."""
@@ -82,7 +78,7 @@ def check_command(argv: list[str]) -> None:
     elif program in {"python", "python3", "torchrun", "bash"}:
         files = [word for word in arguments if word.endswith((".py", ".sh"))]
         assert files, f"no program in {argv}"
-        # What `compile` writes is not here; everything else is.
+        # What `plan -o` writes is not here; everything else is.
         assert all(
             (ROOT / name).exists() for name in files if Path(name).name not in {"train.py", "torchrun.sh"}
         )
@@ -233,8 +229,9 @@ def check_yaml(block: Block, project: Path) -> None:
             [
                 "-m",
                 "elasticflow",
-                "render",
+                "submit",
                 "kubernetes",
+                "--print",
                 *job,
                 *(f"--set=kubernetes.{each}" for each in sets),
             ],

@@ -131,13 +131,6 @@ def _snapshots(run: str | None) -> Iterator[Candidate]:
             yield f"step:{step}", "its newest snapshot"
 
 
-def codes(context: click.Context, word: str) -> Iterator[Candidate]:
-    """Yield the codes of diagnostics with their titles."""
-    from elasticflow.jobfile.diagnostics.explanations import titles
-
-    yield from titles().items()
-
-
 def examples(context: click.Context, word: str) -> Iterator[Candidate]:
     """Yield the examples that `init` can write, with their descriptions."""
     from elasticflow.scaffold import gallery
@@ -145,11 +138,12 @@ def examples(context: click.Context, word: str) -> Iterator[Candidate]:
     yield from gallery.examples().items()
 
 
-def topics(context: click.Context, word: str) -> Iterator[Candidate]:
-    """Yield the topics of the guide, with the subjects of their pages."""
+def topics_and_codes(context: click.Context, word: str) -> Iterator[Candidate]:
+    """Yield the topics of the guide with the subjects of their pages; once a code is begun, codes with their titles."""
     from elasticflow.guide import pages
+    from elasticflow.jobfile.diagnostics.explanations import titles
 
-    yield from pages.topics().items()
+    yield from (titles() if word.startswith("E") else pages.topics() | {"codes": "every code"}).items()
 
 
 def assignments(context: click.Context, word: str) -> Iterator[Candidate]:

@@ -24,14 +24,12 @@ class CommandEntry(NamedTuple):
         line: The command's line in `--help` of the group.
         name: Name of the command in the module.
         guide: Page of the guide that the command's own `--help` names at the end; empty: none.
-        hidden: A former name: neither help nor completion shows it.
     """
 
     module: str
     line: str
     name: str = "command"
     guide: str = ""
-    hidden: bool = False
 
 
 class LazyGroup(click.Group):
@@ -83,8 +81,7 @@ class LazyGroup(click.Group):
         title = "Commands"
         for name, entry in self._table.items():
             title = titles.get(name, title)
-            if not entry.hidden:
-                rows.setdefault(title, []).append((name.ljust(max(map(len, self._table))), entry.line))
+            rows.setdefault(title, []).append((name.ljust(max(map(len, self._table))), entry.line))
         for title, commands in rows.items():
             with formatter.section(title):
                 formatter.write_dl(commands)
@@ -96,6 +93,6 @@ class LazyGroup(click.Group):
         names = [
             CompletionItem(name, help=entry.line)
             for name, entry in self._table.items()
-            if name.startswith(incomplete) and not entry.hidden
+            if name.startswith(incomplete)
         ]
         return names or click.Command.shell_complete(self, ctx, incomplete)

@@ -7,12 +7,14 @@ import errno
 import gc
 import io
 import os
+import shlex
 import signal
 import sys
 from typing import TYPE_CHECKING
 
 import click
 
+from elasticflow.cli.former_names import now_called
 from elasticflow.cli.lazy_group import CommandEntry, LazyGroup
 from elasticflow.errors import (
     FINISHED,
@@ -40,27 +42,21 @@ COMMANDS: dict[str, CommandEntry] = {
     "lint": CommandEntry(
         "write.lint", "Find code that a kill, a restart or a resize breaks.", guide="adopting"
     ),
-    "adopt": CommandEntry("write.lint", "The former name of lint.", "adopt", guide="own-loop", hidden=True),
-    "plan": CommandEntry("write.plan", "Show what a run of a job file would do.", guide="job-files"),
-    "compile": CommandEntry(
-        "write.compile", "Write a job's launch folder: train.py, torchrun.sh, plan.", guide="adopting"
+    "plan": CommandEntry(
+        "write.plan", "Show what a run of a job file would do; write its train.py.", guide="job-files"
     ),
     "run": CommandEntry("train.run", "Train a job, or continue its run.", guide="restarts"),
-    "render": CommandEntry(
-        "train.clusters_group", "Write a job in the form that a cluster's scheduler takes.", guide="machines"
-    ),
-    "submit": CommandEntry(
-        "train.clusters_group", "Give a job to a cluster's scheduler.", "submit", guide="slurm"
-    ),
     "resume": CommandEntry("train.resume", "Continue a run from its newest good snapshot.", guide="restarts"),
-    "runs": CommandEntry("look.runs_group", "List runs; remove them."),
+    "cancel": CommandEntry("train.cancel", "Stop a run after its step, with a snapshot."),
+    "submit": CommandEntry(
+        "train.submit_group", "Give a job to Slurm or Kubernetes, or print what they take.", guide="machines"
+    ),
+    "runs": CommandEntry("look.runs_group", "List runs; remove them; send what sinks have missed."),
     "status": CommandEntry("look.status", "Show how a run is doing.", guide="observability"),
     "why": CommandEntry(
         "look.why", "Show what went wrong in a run, root cause first.", guide="troubleshooting"
     ),
-    "profile": CommandEntry(
-        "look.profile", "Trace a few steps of a run with torch's profiler.", guide="observability"
-    ),
+    "logs": CommandEntry("look.logs", "Show a run's logs by rank and generation.", guide="observability"),
     "metrics": CommandEntry(
         "look.metrics", "Show a run's measurements, as a table or curves.", guide="observability"
     ),
@@ -68,32 +64,23 @@ COMMANDS: dict[str, CommandEntry] = {
         "look.report", "Write a run, or several side by side, as one HTML file.", guide="observability"
     ),
     "diff": CommandEntry("look.diff", "Compare a run with another one, or with a job file."),
-    "cancel": CommandEntry("train.cancel", "Stop a run after its step, with a snapshot."),
-    "logs": CommandEntry("look.logs", "Show a run's logs by rank and generation.", guide="observability"),
+    "profile": CommandEntry(
+        "look.profile", "Trace a few steps of a run with torch's profiler.", guide="observability"
+    ),
     "snapshots": CommandEntry(
         "snapshots.group", "List, check, keep, prune and export a run's snapshots.", guide="snapshots"
     ),
-    "sinks": CommandEntry(
-        "look.sinks_group", "Send what a run's sinks have missed; test [notify].", guide="sinks"
+    "verify": CommandEntry(
+        "prove.verify", "Train a job briefly, resized or with faults, and compare.", guide="exactness"
     ),
-    "verify-elastic": CommandEntry(
-        "prove.verify_elastic", "Train a job briefly at several world sizes, and compare.", guide="exactness"
-    ),
-    "chaos": CommandEntry(
-        "prove.chaos", "Train a job briefly with faults on cue, and compare.", guide="exactness"
-    ),
-    "rendezvous": CommandEntry(
-        "more.rendezvous", "Serve a rendezvous store for the machines of runs.", guide="machines"
-    ),
-    "schema": CommandEntry(
-        "more.schema", "Print the JSON Schema of the job file, for editors.", guide="job-reference"
-    ),
-    "explain": CommandEntry("more.explain", "Explain a code such as EF101, with a bad and a good example."),
-    "guide": CommandEntry("more.guide", "Show the guide, a page for each topic."),
     "doctor": CommandEntry(
         "more.doctor", "Check this machine, also for the needs of one job.", guide="troubleshooting"
     ),
+    "guide": CommandEntry("more.guide", "Show a page of the guide, or explain a code such as EF101."),
     "completion": CommandEntry("more.completion", "Make a shell complete commands, files, runs and keys."),
+    "rendezvous": CommandEntry(
+        "more.rendezvous", "Serve a rendezvous store for the machines of runs.", guide="machines"
+    ),
 }
 
 # Title of a section of `--help` to the first command under it.
@@ -101,18 +88,30 @@ SECTIONS = {
     "Write a job": "init",
     "Train it": "run",
     "Look at runs": "runs",
-    "Prove that it holds": "verify-elastic",
-    "More": "rendezvous",
+    "More": "verify",
 }
 
 # Commands that only read and print: garbage collection would cost them more than it frees.
-SHORT = ("validate", "lint", "adopt", "schema", "explain")
+SHORT = ("validate", "lint", "guide")
 # Commands that end with a snapshot and exit code 75 when a signal comes.
 TRAINING = ("run", "resume")
 
 
+class _Commands(LazyGroup):
+    """The commands, also by their former names."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the first word names; a former name is told on standard error, with the present one."""
+        words = now_called(args)
+        if words != args:
+            click.echo(f"`elasticflow {args[0]}` is `elasticflow {shlex.join(words)}` now", err=True)
+        return super().resolve_command(ctx, words)
+
+
 @click.group(
-    cls=LazyGroup,
+    cls=_Commands,
     table=COMMANDS,
     sections=SECTIONS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},

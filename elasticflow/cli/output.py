@@ -184,7 +184,7 @@ class ProgressMeter:
 
 
 def bytes_done(done: int, total: int, seconds: float) -> str:
-    """Return `1.2 GB of 2.4 GB (50 %), 480.0 MB/s, 2.50 s left`."""
+    """Return `1.2 GB of 2.4 GB (50 %), 480.0 MB/s, 2.5 s left`."""
     from elasticflow.observe.terminal.formats import size, span
 
     share = 100 * done // total if total else 100

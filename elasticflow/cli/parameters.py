@@ -89,7 +89,6 @@ def _items(
 # Completions are named, not imported: only a shell that asks needs them.
 JOB_FILE = JobFile("job_files")
 MODEL_FILE = CompletedPath("model_files")
-SCRIPT = CompletedPath("model_files")
 SCRIPT_OR_FOLDER = CompletedPath("model_files")
 FILE = CompletedPath("files")
 FILE_ONLY = CompletedPath("files", dir_okay=False)
@@ -102,10 +101,9 @@ JOB_NAME = Completed("job_names")
 # For commands that take a run, or a run and snapshots, as one list of words.
 RUN_WORD = Completed("one_run")
 RUN_AND_SNAPSHOTS = Completed("one_run_and_snapshots")
-CODE = Completed("codes")
 OVERRIDE = Completed("assignments")
 CASE = Completed("cases")
-TOPIC = Completed("topics")
+TOPIC = Completed("topics_and_codes")
 EXAMPLE = Completed("examples")
 
 
@@ -122,14 +120,6 @@ case_option = click.option(
     type=CASE,
     metavar="NAME",
     help="A case of the file's [matrix]; `elasticflow plan FILE` lists the cases.",
-)
-output_option = click.option(
-    "-o",
-    "--output",
-    "target",
-    metavar="FILE",
-    type=FILE_ONLY,
-    help="File to write; default: standard output.",
 )
 FORMER_NAMES: Mapping[str, Any] = {
     "token_normalize_func": lambda name: "format" if name == "output-format" else name

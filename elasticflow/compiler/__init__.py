@@ -68,7 +68,7 @@ def compile_job(
     overrides: Sequence[str] = (),
     case: str | None = None,
 ) -> CompiledJob:
-    """Return a job with the plan of its launch, which `elasticflow compile` writes and `run` launches.
+    """Return a job with the plan of its launch, which `elasticflow plan -o` writes and `run` launches.
 
     Args:
         job: The resolved job.

@@ -95,12 +95,12 @@ def _schema(job_file: Path) -> Iterator[CheckResult]:
         yield ok(
             "project",
             "schema",
-            "not named in the job file; `elasticflow schema --help` tells what editors do with it",
+            "not named in the job file; `elasticflow guide --help` tells what editors do with it",
         )
         return
     schema = schema_line[1]
     path = job_file.parent / schema
-    remedy = f"elasticflow schema -o {path}"
+    remedy = f"elasticflow guide --schema job -o {path}"
     if "://" in schema:
         yield ok("project", "schema", schema)
         return

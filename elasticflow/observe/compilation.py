@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from elasticflow import events
-from elasticflow.observe.terminal.formats import plural, size
+from elasticflow.observe.terminal.formats import plural, size, span
 from elasticflow.system.records import float_of, int_of
 
 if TYPE_CHECKING:
@@ -80,9 +80,9 @@ class Compilation:
         )
         taken = [f"{plural(newest.from_cache, 'graph')} from its cache"] if newest.from_cache else []
         what = ", ".join([*made, *taken])
-        parts = [f"{newest.seconds:.1f} s in generation {newest.generation}, {what}"]
+        parts = [f"{span(newest.seconds)} in generation {newest.generation}, {what}"]
         if without is not None and without is not newest:
-            parts.append(f"{without.seconds:.1f} s without that")
+            parts.append(f"{span(without.seconds)} without that")
         if self.cache_bytes is not None:
             parts.append(f"{size(self.cache_bytes)} beside the snapshots")
         return "; ".join(parts)

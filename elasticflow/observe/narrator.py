@@ -146,12 +146,16 @@ class RunNarrator:
         parts, of_run = parts_of(record.get("durations")), parts_of(record.get("run_durations"))
         if not parts:  # an earlier version wrote the record
             return (f"took {span(float_of(record, 'seconds') or 0)}",)
-        own = f"took {took(parts)}"
+        is_blind = self._history.script is not None and not self._step
+        own = f"took {took(parts, is_blind=is_blind)}"
         launches = self._history.launches
         launch = max(1, launches[-1].number) if launches else 1
         if launch == 1:
             return (own,)
-        return (f"this launch {own}", *([f"all {launch} launches took {took(of_run)}"] if of_run else []))
+        return (
+            f"this launch {own}",
+            *([f"all {launch} launches took {took(of_run, is_blind=is_blind)}"] if of_run else []),
+        )
 
     def _run_failed(self, record: Record) -> Line:
         error, why = str(record.get("error") or record.get("class")), record.get("why")

@@ -81,7 +81,7 @@ class RunStatus(RunState):
         """Return the status as `--format json` prints it; times are RFC 3339 in UTC."""
         facts = {"job": self.folder.job, "run_id": self.folder.run_id, **asdict(self)}
         facts["folder"] = str(self.folder.path)
-        facts["goodput"] = goodput(self.durations)
+        facts["goodput"] = self.goodput
         del facts["epochs"], facts["activities"]  # `epoch` and `doing` have these facts
         if self.doing is not None:
             facts["doing"] = {**self.doing._asdict(), "since": rfc3339(self.doing.since)}
@@ -90,9 +90,19 @@ class RunStatus(RunState):
         return facts
 
     @property
+    def goodput(self) -> float | None:
+        """The share of the run's time for steps that count; None while it is unknown, as for a script without steps."""
+        return None if self.has_no_steps else goodput(self.durations or self.launch_durations)
+
+    @property
+    def has_no_steps(self) -> bool:
+        """True for a script that has not reported a step."""
+        return self.script is not None and self.step == 0
+
+    @property
     def progress(self) -> str:
         """`93 of 230 (40 %)`, or the step alone while the end is unknown; `-` for a script that reports no steps."""
-        if self.script is not None and self.step == 0:
+        if self.has_no_steps:
             return "-"
         if self.steps is None:
             return str(self.step)

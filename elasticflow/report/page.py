@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 from elasticflow.observe.curves import EVALUATED
-from elasticflow.observe.terminal.durations import goodput, percent
+from elasticflow.observe.terminal.durations import percent
 from elasticflow.observe.terminal.formats import local_time, number, plural, size, span
 from elasticflow.report.chart import COLOURS, Labelled, chart_of
 from elasticflow.system.installation import VERSION
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 # All parts of the time, from good to bad; each part has its own colour.
 _PART_ORDER = (
-    "training", "evaluating", "starting", "restoring", "stalled", "ending", "restarting", "detecting", "waiting", "down", "redone",
+    "training", "evaluating", "starting", "restoring", "stalled", "ending", "restarting", "detecting", "waiting", "redone",
+    "outage",
 )  # fmt: skip
 _MOST_MARKS = 300
 # Words in a metric's name that say which direction is better.
@@ -72,7 +73,7 @@ def render_run(facts: RunFacts) -> str:
         status=facts.status,
         charts=charts,
         parts=parts_of_bar(durations),
-        goodput=percent(goodput(durations)),
+        goodput=percent(facts.status.goodput),
         took=span(sum(durations.values())) if durations else "-",
         lanes=(lanes := _lanes(facts.timeline)),
         lanes_left_out=len(facts.timeline.lanes) - len(lanes),
@@ -191,7 +192,7 @@ def _compared(
         {name: value is not None and _value(name, facts) == value for name, value in best.items()},
         parts_of_bar(durations),
         span(sum(durations.values())) if durations else "-",
-        percent(goodput(durations)),
+        percent(facts.status.goodput),
     )
 
 

@@ -141,7 +141,7 @@ def _aligned(line: str) -> str:
 def _head(name: str) -> list[str]:
     return [
         f"#:schema {SCHEMA_NAME}",
-        "# What may stand here is in the schema, which editors show; `elasticflow explain` explains what is refused.",
+        "# What may stand here is in the schema, which editors show; `elasticflow guide CODE` explains what is refused.",
         "",
         "[job]",
         f"name = {to_toml(name)}",

@@ -8,7 +8,7 @@ set -euo pipefail
 
 job="${JOB:-jobs/mnist.toml}"
 build="$(mktemp -d)"
-elasticflow compile "$job" -o "$build" \
+elasticflow plan "$job" -o "$build" \
   --set nodes.min="$NODES" --set nodes.max="$NODES" --set nodes.endpoint="${HEAD}:${PORT:-29400}" \
   --set snapshots.uri="$SNAPSHOTS"
 ELASTICFLOW_RUN_ID="$RUN_ID" exec bash "$build/torchrun.sh" "$@"

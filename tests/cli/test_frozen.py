@@ -5,12 +5,10 @@ from __future__ import annotations
 import click
 
 from elasticflow.cli.look.runs_group import COMMANDS as OF_RUNS
-from elasticflow.cli.look.sinks_group import COMMANDS as OF_SINKS
 from elasticflow.cli.main import COMMANDS, group
 from elasticflow.cli.more.rendezvous import COMMANDS as OF_RENDEZVOUS
 from elasticflow.cli.snapshots.group import COMMANDS as OF_SNAPSHOTS
-from elasticflow.cli.train.clusters_group import COMMANDS as OF_RENDER
-from elasticflow.cli.train.clusters_group import SUBMIT_COMMANDS as OF_SUBMIT
+from elasticflow.cli.train.submit_group import COMMANDS as OF_SUBMIT
 
 PROMISED = {
     "init": {
@@ -28,9 +26,10 @@ PROMISED = {
         "--deep-timeout",
     },
     "lint": {"[PATH]...", "--select", "--ignore", "--strict", "--format"},
-    "adopt": {"SCRIPT", "--diff"},
-    "plan": {"JOB", "--case", "--set", "--diff", "--format", "--deep", "--deep-step", "--deep-timeout"},
-    "compile": {"JOB", "--output", "--case", "--set", "--force"},
+    "plan": {
+        *("JOB", "--case", "--set", "--diff", "--format", "--output", "--force"),
+        *("--deep", "--deep-step", "--deep-timeout"),
+    },
     "run": {
         "JOB",
         "--set",
@@ -70,38 +69,14 @@ PROMISED = {
     "cancel": {"[RUN]", "--now"},
     "logs": {"[RUN]", "--rank", "--generation", "--follow", "--level", "--tail", "--steps", "--format"},
     "snapshots": set(),
-    "sinks": set(),
-    "render": set(),
     "submit": set(),
-    "verify-elastic": {
-        "JOB",
-        "--worlds",
-        "--shards",
-        "--steps",
-        "--case",
-        "--set",
-        "--tolerance",
-        "--keep",
-        "--format",
-    },
-    "chaos": {
-        "JOB",
-        "--plan",
-        "--faults",
-        "--seed",
-        "--steps",
-        "--workers",
-        "--case",
-        "--set",
-        "--tolerance",
-        "--keep",
-        "--format",
+    "verify": {
+        *("JOB", "--worlds", "--shards", "--faults", "--seed", "--workers"),
+        *("--steps", "--case", "--set", "--tolerance", "--keep", "--format"),
     },
     "rendezvous": set(),
-    "doctor": {"[JOB]", "--set", "--case", "--format"},
-    "schema": {"--events", "--output"},
-    "explain": {"[CODE]"},
-    "guide": {"[TOPIC]", "--search", "--template"},
+    "doctor": {"[JOB]", "--set", "--case", "--format", "--notify"},
+    "guide": {"[TOPIC|CODE|NAME]", "--search", "--template", "--schema", "--output"},
     "completion": {"{bash|zsh|fish}", "--install"},
 }
 
@@ -139,12 +114,12 @@ PROMISED_OF_RUNS = {
     "list": {"[JOB]", "--format"},
     "rm": {"RUN...", "--dry-run", "--pinned", "--yes"},
     "prune": {"[JOB]", "--keep", "--older-than", "--status", "--dry-run", "--pinned", "--yes"},
+    "send": {"[RUN]", "--timeout"},
 }
-PROMISED_OF_RENDER = {
-    "slurm": {"JOB", "--output", "--run-id", "--case", "--set"},
-    "kubernetes": {"JOB", "--output", "--form", "--run-id", "--case", "--set"},
+PROMISED_OF_SUBMIT = {
+    "slurm": {"JOB", "--print", "--output", "--run-id", "--case", "--set", "--wait"},
+    "kubernetes": {"JOB", "--print", "--output", "--form", "--run-id", "--case", "--set"},
 }
-PROMISED_OF_SUBMIT = {"slurm": {"JOB", "--run-id", "--case", "--set", "--wait"}}
 PROMISED_OF_RENDEZVOUS = {"serve": {"--host", "--port", "--state", "--token-file"}}
 
 
@@ -182,17 +157,6 @@ def test_commands_of_snapshots_are_those_promised() -> None:
     }
 
 
-def test_commands_of_sinks_are_those_promised() -> None:
-    """Every command of `elasticflow sinks`, each with exactly these arguments and options."""
-    promised = {"send": {"[RUN]", "--timeout"}, "test": {"JOB", "--set", "--case", "--dry-run"}}
-    assert promised == {name: _offered(_command(_group("sinks"), name)) for name in OF_SINKS}
-
-
-def test_commands_of_render_are_those_promised() -> None:
-    """Every command of `elasticflow render`, each with exactly these arguments and options."""
-    assert PROMISED_OF_RENDER == {name: _offered(_command(_group("render"), name)) for name in OF_RENDER}
-
-
 def test_commands_of_submit_are_those_promised() -> None:
     """Every command of `elasticflow submit`, each with exactly these arguments and options."""
     assert PROMISED_OF_SUBMIT == {name: _offered(_command(_group("submit"), name)) for name in OF_SUBMIT}
@@ -215,7 +179,6 @@ def test_every_option_of_every_command_is_explained() -> None:
     commands = [_command(group, name) for name in COMMANDS]
     commands += [_command(_group("snapshots"), name) for name in OF_SNAPSHOTS]
     commands += [_command(_group("rendezvous"), name) for name in OF_RENDEZVOUS]
-    commands += [_command(_group("render"), name) for name in OF_RENDER]
     commands += [_command(_group("submit"), name) for name in OF_SUBMIT]
     commands += [_command(_group("runs"), name) for name in OF_RUNS]
     silent = [

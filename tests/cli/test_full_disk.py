@@ -13,7 +13,9 @@ pytestmark = pytest.mark.usefixtures("real_processes")
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
-@pytest.mark.parametrize("arguments", [["guide", "restarts"], ["schema"], ["--help"], ["explain", "EF101"]])
+@pytest.mark.parametrize(
+    "arguments", [["guide", "restarts"], ["guide", "--schema", "job"], ["--help"], ["guide", "EF101"]]
+)
 def test_full_disk_is_told(arguments: list[str]) -> None:
     """Also where all of it still fits the buffer, and only the last flush fails."""
     with FULL.open("wb") as full:

@@ -136,7 +136,12 @@ def test_module_and_program_are_the_same() -> None:
 @pytest.mark.usefixtures("real_processes")
 @pytest.mark.parametrize(
     "words",
-    ["explain", "schema", "--help", "validate --format full tests/jobfile/gallery/jobs/*.toml"],
+    [
+        "guide codes",
+        "guide --schema job",
+        "--help",
+        "validate --format full tests/jobfile/gallery/jobs/*.toml",
+    ],
 )
 def test_a_reader_that_leaves_is_no_error_message(words: str) -> None:
     """`| head -1` shows one line and nothing else, however much was to come."""

@@ -24,7 +24,7 @@ class Terminal(io.StringIO):
 
 def test_progress_in_words() -> None:
     """Bytes, share, rate and what is left; nothing is divided by nothing."""
-    assert "50.0 MB of 200.0 MB (25 %), 25.0 MB/s, 6.00 s left" == bytes_done(50_000_000, 200_000_000, 2.0)
+    assert "50.0 MB of 200.0 MB (25 %), 25.0 MB/s, 6.0 s left" == bytes_done(50_000_000, 200_000_000, 2.0)
     assert "0 bytes of 10 bytes (0 %)" == bytes_done(0, 10, 0.0)
     assert "0 bytes of 0 bytes (100 %)" == bytes_done(0, 0, 1.0)
 

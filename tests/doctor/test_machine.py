@@ -169,7 +169,7 @@ def test_schema_beside_the_job(tmp_path: Path) -> None:
     missing = _named(project(needs), "schema")
     (tmp_path / "job.schema.json").write_text("{}")
     other = _named(project(needs), "schema")
-    remedy = f"elasticflow schema -o {tmp_path / 'job.schema.json'}"
+    remedy = f"elasticflow guide --schema job -o {tmp_path / 'job.schema.json'}"
     assert [("warning", remedy)] * 2 == [(each.verdict, each.remedy) for each in (missing, other)]
     assert "of another version" in other.fact
 

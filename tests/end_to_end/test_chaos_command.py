@@ -1,4 +1,4 @@
-"""`elasticflow chaos`: a run with faults on cue is the undisturbed one, bit for bit."""
+"""`elasticflow verify --faults`: a run with faults on cue is the undisturbed one, bit for bit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,17 @@ def test_faults_change_no_bit(project: Project) -> None:
     """A killed worker, a flipped bit and a damaged snapshot: each is told with its class and what it cost."""
     project.write("plan.toml", PLAN)
     exact = ("--set=train.consistency=exact", "--set=train.virtual_shards=2")
-    asked = ("chaos", "jobs/mnist.toml", "--plan", "plan.toml", "--steps", "12", *exact, "--format", "json")
+    asked = (
+        "verify",
+        "jobs/mnist.toml",
+        "--faults",
+        "plan.toml",
+        "--steps",
+        "12",
+        *exact,
+        "--format",
+        "json",
+    )
     running = project.start(*asked, run_id="none")
 
     assert 0 == running.end(), running.told()

@@ -80,7 +80,7 @@ def test_chaos_and_verify_elastic_try_a_script(project: Project) -> None:
     """Its loop says that it adds up shards: every bit is compared, and nothing lands in the project."""
     project.write("loop.py", SCRIPT)
     project.write("loop.toml", JOB)
-    for command in (["verify-elastic", "--worlds=1,2"], ["chaos", "--faults=3"]):
+    for command in (["verify", "--worlds=1,2"], ["verify", "--faults=3"]):
         tried = project.start(command[0], "loop.toml", *command[1:], "--steps=30", run_id="tried", job="loop")
         assert tried.end() == 0, tried.told()
         assert "bit for bit, after each of 30 steps" in tried.output.read_text()
@@ -114,7 +114,7 @@ def test_chaos_tries_a_script_whose_gradients_ddp_exchanges(project: Project) ->
     project.write("loop.py", BY_DDP)
     project.write("loop.toml", JOB)
     project.write("plan.toml", '[[faults]]\nstep = 5\nwhat = "kill"\n')
-    asked = ("chaos", "loop.toml", "--plan=plan.toml", "--steps=9")
+    asked = ("verify", "loop.toml", "--faults=plan.toml", "--steps=9")
     tried = project.start(*asked, run_id="tried", job="loop")
     assert tried.end() == 0, tried.told()
     assert "same: every sample once in 9 steps" in tried.output.read_text()

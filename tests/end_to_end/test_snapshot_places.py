@@ -1,4 +1,4 @@
-"""What `compile` writes trains under plain torchrun; relative snapshot places mean the same folder there."""
+"""What `plan -o` writes trains under plain torchrun; relative snapshot places mean the same folder there."""
 
 from __future__ import annotations
 

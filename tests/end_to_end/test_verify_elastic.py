@@ -1,4 +1,4 @@
-"""`elasticflow verify-elastic` on jobs that keep the promise and on one that cannot."""
+"""`elasticflow verify` on jobs that keep the promise and on one that cannot."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_an_exact_job_has_the_same_bits_at_each_world_size_and_through_a_kill_an
     """The answer is yes; steps lost with the worker were done again; the job's own runs and store are untouched."""
     keep = project.root / "kept"
     options = ("--worlds", "2,1", "--steps", "12", *EXACT, "--set=snapshots.uri=store")
-    asked = ("verify-elastic", "jobs/mnist.toml", *options, "--format", "json", f"--keep={keep}")
+    asked = ("verify", "jobs/mnist.toml", *options, "--format", "json", f"--keep={keep}")
     running = project.start(*asked, run_id="none")
 
     assert running.end() == 0, running.told()
@@ -114,7 +114,7 @@ def test_an_exact_job_has_the_same_bits_at_each_world_size_and_through_a_kill_an
 def test_a_job_that_depends_on_the_rank_is_found_out_and_the_tensor_named(project: Project) -> None:
     """The answer is no: from the first step on, in the first layer."""
     write_small_job(project)
-    running = project.start("verify-elastic", "jobs/by_rank.toml", "--worlds", "1,2", run_id="none")
+    running = project.start("verify", "jobs/by_rank.toml", "--worlds", "1,2", run_id="none")
 
     assert running.end() == 1, running.told()
     said = running.output.read_text()
@@ -160,7 +160,7 @@ def test_state_that_is_lost_with_a_worker_shows_in_batch_mode_too(project: Proje
         "--set=optimizer.entry=forgetful:Forgetful",
         "--set=optimizer.args={lr = 0.1}",
     )
-    running = project.start("verify-elastic", "jobs/by_rank.toml", *options, run_id="none")
+    running = project.start("verify", "jobs/by_rank.toml", *options, run_id="none")
 
     assert running.end() == 1, running.told()
     said = running.output.read_text()
@@ -173,7 +173,7 @@ def test_a_batch_job_has_the_same_bits_through_a_kill(project: Project) -> None:
     """At one world size even batch mode promises them."""
     write_small_job(project)
     options = (*BATCH, "--worlds=2", "--steps=6")
-    running = project.start("verify-elastic", "jobs/by_rank.toml", *options, run_id="none")
+    running = project.start("verify", "jobs/by_rank.toml", *options, run_id="none")
 
     assert running.end() == 0, running.told()
     said = running.output.read_text()
@@ -185,9 +185,7 @@ def test_ctrl_c_leaves_no_process_and_no_file(project: Project) -> None:
     """Exit code 130; the scratch folder is gone."""
     scratch = project.root / "scratch"
     scratch.mkdir()
-    running = project.start(
-        "verify-elastic", "jobs/mnist.toml", "--worlds=2", run_id="none", TMPDIR=str(scratch)
-    )
+    running = project.start("verify", "jobs/mnist.toml", "--worlds=2", run_id="none", TMPDIR=str(scratch))
     [state] = running.wait_for(
         "workers", lambda: [p for p in scratch.glob("*/runs/*/*/state.json") if '"rank": 1' in p.read_text()]
     )

@@ -177,7 +177,7 @@ def test_run_goes_on_without_the_machine_that_began_it(
 @with_etcd
 @pytest.mark.campaign  # its neighbours train with etcd
 def test_torchrun_script_of_an_etcd_job_trains(projects: Callable[[str], Project], etcd_port: int) -> None:
-    """What `compile` writes meets in the same etcd by hand, with plain torchrun."""
+    """What `plan -o` writes meets in the same etcd by hand, with plain torchrun."""
     project = projects("by-hand")
     sets = ("torchrun.rdzv_backend=etcd-v2", f"nodes.endpoint=127.0.0.1:{etcd_port}", "train.epochs=1")
     write_jobs(project)

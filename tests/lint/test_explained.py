@@ -1,4 +1,4 @@
-"""What `elasticflow explain` says of scripts: each bad example gives its code, each good one gives nothing."""
+"""What `elasticflow guide` says of scripts: each bad example gives its code, each good one gives nothing."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def test_what_is_saved_is_told() -> None:
     assert {"compile_s": 26.702} == first.facts()
     both = RunHistory.of([FIRST, SAVED, SECOND]).compilation
     told = (
-        "0.4 s in generation 2, 2 graphs from its cache; 26.7 s without that; 452.6 kB beside the snapshots"
+        "0.41 s in generation 2, 2 graphs from its cache; 26.7 s without that; 452.6 kB beside the snapshots"
     )
     assert told == both.in_words()
     facts = {"compile_s": 26.702, "compile_cached_s": 0.412, "compiler_cache_bytes": 452_648}

@@ -77,7 +77,7 @@ PLAIN = """\
   0:06.4  ✓ evaluation     epoch 3, step 60: accuracy 0.9800, loss 0.1000
   0:06.4  ✓ snapshot       step 60, 291.2 kB in 4 ms
   0:06.6  ✓ finished       accuracy 0.9800, loss 0.1000 (best 0.9850), 60 steps, 1 restart
-                           took 6.6 s: starting 2.4 s, training 3.3 s, evaluating 0.5 s, restarting 0.2 s, ending 0.2 s
+                           took 6.6 s: starting 2.4 s, training 3.3 s, evaluating 0.51 s, restarting 0.20 s, ending 0.15 s
                            runs/mnist/x
 """
 

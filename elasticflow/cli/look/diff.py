@@ -15,9 +15,18 @@ if TYPE_CHECKING:
 
     from elasticflow.compiler.provenance.drift import Difference
     from elasticflow.observe.run_inputs import RunInputs
+    from elasticflow.observe.status import RunStatus
     from elasticflow.protocol.key_weights import Weight
 
 _COLOURS: dict[Weight, str] = {"corrupting": "red", "trajectory": "yellow", "harmless": "green"}
+_JOB = "job"
+# The tables of differences by what they are about; all other tables are the job file's.
+_SUBJECTS: dict[str, frozenset[str]] = {
+    _JOB: frozenset(),
+    "code": frozenset({"sources", "git"}),
+    "data": frozenset({"data"}),
+    "environment": frozenset({"versions", "machine"}),
+}
 _OF_DIFF = {"+": "green", "-": "red", "@": "cyan"}
 
 
@@ -33,9 +42,10 @@ def command(
 ) -> int:
     """Compare a run with another run, or with a job file as it is now.
 
-    The command compares job, own code, versions, machine, checkout and data, and weighs each difference as if the first
-    were to continue as the second. The outcomes of both are shown too, and do not count. A run is a run folder, id, job
-    name (its newest run), or the URI of its snapshots. Exit code: 0 no difference, 1 some, 2 one cannot be read.
+    The command compares job, own code, versions, machine and data. Between a run and a job file it weighs each
+    difference: what it would do to the run if it continued as the job. The outcomes of two runs are shown too, and do
+    not count. A run is a run folder, id, job name (its newest run), or the URI of its snapshots. Exit code: 0 no
+    difference, 1 some, 2 one cannot be read.
 
     \b
     elasticflow diff mnist jobs/mnist.toml               what changed since the newest run
@@ -100,7 +110,9 @@ def _text_of(
     yield f"{paint('old', bold=True)}  {old.name}"
     yield f"{paint('new', bold=True)}  {new.name}"
     yield ""
-    if differences:
+    if differences and old.copies is not None and new.copies is not None:
+        yield from _by_subject(differences)
+    elif differences:
         yield from lines_of(differences, lambda text, weight: paint(text, _COLOURS[weight], bold=True))
     else:
         yield "  no difference in job, own code, versions, machine and data"
@@ -108,6 +120,23 @@ def _text_of(
     if sources is not None:
         yield ""
         yield from (paint(line, _OF_DIFF.get(line[:1])) for line in sources or ["no file differs"])
+
+
+def _by_subject(differences: Sequence[Difference]) -> Iterator[str]:
+    """Yield the differences of two runs by what they are about: neither run continues as the other."""
+    from elasticflow.compiler.provenance.drift import change
+
+    keys = max(len(difference.key) for difference in differences)
+    for subject in _SUBJECTS:
+        rows = [each for each in differences if _subject_of(each) == subject]
+        if rows:
+            yield f"  {paint(subject, bold=True)}"
+        yield from (f"    {each.key:<{keys}}  {change(each)}" for each in rows)
+
+
+def _subject_of(difference: Difference) -> str:
+    table = difference.key.partition(".")[0]
+    return next((subject for subject, tables in _SUBJECTS.items() if table in tables), _JOB)
 
 
 def _outcome_of(inputs: RunInputs) -> dict[str, object] | None:
@@ -118,13 +147,20 @@ def _outcome_of(inputs: RunInputs) -> dict[str, object] | None:
     return {
         "status": status.status,
         "launches": status.launch,
-        "steps": status.step,
+        "took": _took(status),
+        "steps": None if status.has_no_steps else status.step,
         "loss": status.loss,
         **{f"evaluation {name}": value for name, value in status.evaluation.items()},
         "best": status.best,
         "restarts": status.restarts,
         "samples_per_s": status.samples_per_s,
     }
+
+
+def _took(status: RunStatus) -> str | None:
+    from elasticflow.observe.terminal.formats import span
+
+    return span(sum(status.durations.values())) if status.durations else None
 
 
 def _outcomes(old: RunInputs, new: RunInputs) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from dataclasses import asdict
@@ -12,7 +13,14 @@ import click
 from elasticflow import events
 from elasticflow.cli.output import paint, print_json, shortest_path, table, terminal_width
 from elasticflow.cli.parameters import RUN, format_option
-from elasticflow.errors import ANSWER_IS_NO, FINISHED, NotRunningError, ProfileError
+from elasticflow.errors import (
+    ANSWER_IS_NO,
+    FINISHED,
+    LaunchFolderError,
+    NotRunningError,
+    ProfileError,
+    TrialRefusedError,
+)
 from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.profile_trace import read_trace, top
 from elasticflow.observe.records import parse
@@ -21,6 +29,7 @@ from elasticflow.observe.status import is_locked, read_status
 from elasticflow.observe.terminal.formats import plural, size, span
 from elasticflow.protocol.json_codec import to_json
 from elasticflow.protocol.messages import MOST_PROFILED, ProfileRequest
+from elasticflow.protocol.resume_command import resume_command
 from elasticflow.system import atomic_files
 from elasticflow.system.json_lines import FollowedLines
 
@@ -108,9 +117,20 @@ def _ranks(folder: RunFolder, text: str) -> tuple[int, ...]:
     """
     status = read_status(folder)
     if not is_locked(folder) and status.pid is None:
+        again = (
+            f"{resume_command(folder.run_id, status.resume_command)} continues it; "
+            if status.status == "interrupted"
+            else ""
+        )
         raise NotRunningError(
             f"run {folder.run_id} is {status.status}: only a run that is training can be traced",
-            f"`elasticflow resume {folder.run_id}` continues with it; --show NUMBER shows traces that are there",
+            f"{again}--show NUMBER shows traces that are there",
+        )
+    if status.has_no_steps and not _may_report_steps(folder):
+        raise ProfileError(
+            f"run {folder.run_id} trains by {status.script}, which has no loop on elasticflow.join: "
+            "where its steps begin and end is not known",
+            "torch.profiler in the script traces it; elasticflow guide own-loop",
         )
     here = sorted(worker.rank for worker in status.workers)
     if text == "all" and here:
@@ -123,6 +143,20 @@ def _ranks(folder: RunFolder, text: str) -> tuple[int, ...]:
             f"--ranks {text}: the run has no rank {absent[0]}", f"it has ranks 0 to {here[-1]} now"
         )
     return ranks
+
+
+def _may_report_steps(folder: RunFolder) -> bool:
+    """Return False if the source of the run's script shows that it never calls `elasticflow.join`."""
+    from elasticflow.compiler.provenance.origins import made_in
+    from elasticflow.trials.own_loop import require_own_loop
+
+    # A record or a script that cannot be read shows nothing.
+    with contextlib.suppress(LaunchFolderError, IndexError, OSError):
+        try:
+            require_own_loop(made_in(folder.launch(folder.launch_numbers()[-1])).job, folder.path.parents[2])
+        except TrialRefusedError:
+            return False
+    return True
 
 
 def _ask(folder: RunFolder, request: ProfileRequest) -> int:

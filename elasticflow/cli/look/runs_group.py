@@ -1,4 +1,4 @@
-"""`elasticflow runs`: lists the project's runs, and removes runs."""
+"""`elasticflow runs`: lists the project's runs, removes runs, sends what their sinks have missed."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ COMMANDS: dict[str, CommandEntry] = {
     _DEFAULT: CommandEntry("look.runs_list", "List runs; this is what `runs` does by itself."),
     "rm": CommandEntry("look.runs_remove", "Remove runs, with their snapshots.", "rm"),
     "prune": CommandEntry("look.runs_remove", "Remove old runs, by rules.", "prune"),
+    "send": CommandEntry("look.runs_send", "Send what a run's sinks have missed.", guide="sinks"),
 }
 
 
@@ -49,11 +50,12 @@ def _with_command(args: list[str]) -> list[str]:
 
 @click.group("runs", cls=RunsGroup, table=COMMANDS, subcommand_metavar="[JOB] | COMMAND [ARGS]...")
 def command() -> None:
-    """List the project's runs, or those of one JOB, and remove runs.
+    """List the project's runs, or those of one JOB; remove runs; send what their sinks have missed.
 
     \b
     elasticflow runs                                    all of them, the newest first
     elasticflow runs mnist --format json
     elasticflow runs rm 20261120-104500-4f2a
     elasticflow runs prune --older-than "30 d" --status failed --dry-run
+    elasticflow runs send mnist
     """

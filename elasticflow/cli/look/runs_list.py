@@ -11,7 +11,7 @@ from elasticflow.cli.parameters import JOB_NAME, format_option
 from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.runs import list_runs
 from elasticflow.observe.status import RunStatus, read_status
-from elasticflow.observe.terminal.durations import goodput, percent
+from elasticflow.observe.terminal.durations import percent
 from elasticflow.observe.terminal.formats import local_time, number, span
 
 if TYPE_CHECKING:
@@ -70,5 +70,5 @@ def _row(status: RunStatus) -> tuple[str, ...]:
         status.main_metrics or "-",
         local_time(status.started),
         span(sum(status.durations.values())) if status.durations else "-",
-        percent(goodput(status.durations)),
+        percent(status.goodput),
     )

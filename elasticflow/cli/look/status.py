@@ -23,7 +23,7 @@ from elasticflow.observe.incidents import (
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.standbys import in_words
 from elasticflow.observe.status import read_status
-from elasticflow.observe.terminal.durations import goodput, percent, took
+from elasticflow.observe.terminal.durations import percent, took
 from elasticflow.observe.terminal.event_lines import of_weights, said_on_stderr, user_frames, values
 from elasticflow.observe.terminal.formats import elapsed, local_time, number, plural
 from elasticflow.observe.terminal.measures import device_rows, parts_of_step, percent_of_peak
@@ -178,7 +178,7 @@ def _in_memory(status: RunStatus, history: RunHistory) -> list[tuple[str, str]]:
 def _what(status: RunStatus) -> list[tuple[str, str]]:
     """Return the rows of the script, if the run has one, and of the step, unless the script reports none."""
     rows = [] if status.script is None else [("script", status.script)]
-    return rows if status.script is not None and not status.step else [*rows, ("step", status.progress)]
+    return rows if status.has_no_steps else [*rows, ("step", status.progress)]
 
 
 def _speed(status: RunStatus) -> list[tuple[str, str]]:
@@ -211,9 +211,9 @@ def _times(status: RunStatus) -> list[tuple[str, str]]:
     if status.durations or status.launch_durations:
         of_one = "" if status.durations else " by the newest launch"
         parts = status.durations or status.launch_durations
-        rows.append(("took", took(parts) + of_one))
-        what = "the script ran" if status.script is not None else "trained steps that count"
-        rows.append(("goodput", f"{percent(goodput(parts))} of the time {what}"))
+        rows.append(("took", took(parts, is_blind=status.has_no_steps) + of_one))
+        if status.goodput is not None:
+            rows.append(("goodput", f"{percent(status.goodput)} of the time trained steps that count"))
     return rows
 
 

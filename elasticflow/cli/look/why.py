@@ -52,10 +52,11 @@ def command(run: str | None, form: str) -> None:
         print_json([to_json(stop, folder) for stop in failures])
         return
     status = read_status(folder)
-    count = plural(len(failures), "failure") if failures else "nothing went wrong"
+    so_far = " so far" if status.status == "running" else ""
+    count = plural(len(failures), "failure") if failures else f"nothing went wrong{so_far}"
     click.echo(f"{run_headline(status)}, {count}")
     if status.durations:
-        click.echo(f"  {paint('took   ', dim=True)} {took(status.durations)}")
+        click.echo(f"  {paint('took   ', dim=True)} {took(status.durations, is_blind=status.has_no_steps)}")
     if history.redone and len(failures) > 1:
         click.echo(
             f"  {paint('again  ', dim=True)} {plural(history.redone, 'step')} done again, after all failures"

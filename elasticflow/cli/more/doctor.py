@@ -23,7 +23,14 @@ _MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "problem": ("✗",
 @overrides_option
 @case_option
 @format_option
-def command(job_file: Path | None, overrides: tuple[str, ...], case: str | None, form: str) -> int:
+@click.option(
+    "--notify",
+    type=click.Choice(["send", "show"]),
+    help="Only send a test message in each way that the [notify] of JOB names, or show what would be sent.",
+)
+def command(
+    job_file: Path | None, overrides: tuple[str, ...], case: str | None, form: str, notify: str | None
+) -> int:
     """Check this machine: torch and its devices, limits, memory, ports, storage, clock; explain each result.
 
     With JOB: also all that the job needs, such as its snapshot store, endpoint and interface. Small files are written
@@ -33,6 +40,7 @@ def command(job_file: Path | None, overrides: tuple[str, ...], case: str | None,
     elasticflow doctor
     elasticflow doctor jobs/mnist.toml
     elasticflow doctor jobs/mnist.toml --set snapshots.uri=s3://bucket/mnist --format json
+    elasticflow doctor jobs/mnist.toml --notify send
     """
     from dataclasses import asdict
 
@@ -40,6 +48,8 @@ def command(job_file: Path | None, overrides: tuple[str, ...], case: str | None,
     from elasticflow.doctor.questions import examine
     from elasticflow.errors import ANSWER_IS_NO, FINISHED
 
+    if notify is not None:
+        return _notify(job_file, overrides, case, only_show=notify == "show")
     needs = _needs(job_file, overrides, case)
     interrupt_on_signals()
     if form == "json":
@@ -48,6 +58,16 @@ def command(job_file: Path | None, overrides: tuple[str, ...], case: str | None,
     else:
         results = _shown(needs)
     return ANSWER_IS_NO if any(result.verdict == "problem" for result in results) else FINISHED
+
+
+def _notify(job_file: Path | None, overrides: tuple[str, ...], case: str | None, *, only_show: bool) -> int:
+    from elasticflow.cli.more.test_message import send_test_message
+
+    if job_file is None:
+        raise click.UsageError("--notify is about the [notify] of a job file, and none was given")
+    loaded = job_of(job_file, overrides, case)
+    assert loaded.job is not None
+    return send_test_message(loaded.job, loaded.project_root, only_show=only_show)
 
 
 def _needs(job_file: Path | None, overrides: tuple[str, ...], case: str | None) -> Needs:

@@ -1,4 +1,4 @@
-"""Output of `verify-elastic` and `chaos`: progress while a trial runs, a row for each result, the answer."""
+"""Output of `verify`: progress while a trial runs, a row for each result, the answer."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def command(run: str | None, now: bool) -> None:
             holder.send(signal.SIGTERM)
     _wait(folder)
     status = read_status(folder)
-    at = "" if status.script is not None and not status.step else f" at step {status.step}"
+    at = "" if status.has_no_steps else f" at step {status.step}"
     click.echo(f"run {folder.run_id} is {status.status}{at}")
 
 

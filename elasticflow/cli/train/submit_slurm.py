@@ -1,4 +1,4 @@
-"""`elasticflow submit slurm JOB`: renders a batch script, and passes it to sbatch."""
+"""`elasticflow submit slurm JOB`: a batch script, passed to sbatch, printed or written."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.parameters import JOB_FILE, case_option, overrides_option
+from elasticflow.cli.parameters import JOB_FILE, RUN_ID, case_option, overrides_option
 from elasticflow.cli.train.run_options import run_id_of
-from elasticflow.cli.train.slurm import loaded_for_slurm, run_id_option
+from elasticflow.cli.train.submit_group import print_options, write_out
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from elasticflow.clusters.slurm.commands import QueuedJob
+    from elasticflow.jobfile.load import LoadedJob
     from elasticflow.run_folder import RunFolder
 
 _LOOK_S = 2.0
@@ -25,7 +26,13 @@ _REASON_S, _NO_REASON = 2.0, {"None", "", "PartitionConfig"}
 
 @click.command("slurm")
 @click.argument("job_file", metavar="JOB", type=JOB_FILE)
-@run_id_option
+@print_options
+@click.option(
+    "--run-id",
+    type=RUN_ID,
+    metavar="ID",
+    help="The run, made or resumed; default: slurm-JOBID, a new one for each submission.",
+)
 @case_option
 @overrides_option
 @click.option(
@@ -35,9 +42,19 @@ _REASON_S, _NO_REASON = 2.0, {"None", "", "PartitionConfig"}
     help="Report on the job until it is over, and exit with the run's exit code; Ctrl-C only ends the report.",
 )
 def command(
-    job_file: Path, run_id: str | None, case: str | None, overrides: tuple[str, ...], *, is_waiting: bool
+    job_file: Path,
+    target: Path | None,
+    run_id: str | None,
+    case: str | None,
+    overrides: tuple[str, ...],
+    *,
+    is_printed: bool,
+    is_waiting: bool,
 ) -> int:
-    """Submit a job to Slurm, as `elasticflow render slurm` writes it, and print the id of its run.
+    """Submit a job to Slurm as a batch script, and print the id of its run.
+
+    The script starts the nodes, stops them before the time limit, and requeues itself. [slurm] in the job file gives
+    the options of sbatch. The nodes need the project and this `elasticflow` at the same paths as on this machine.
 
     status, logs, why, report and cancel work wherever the project's folder is, such as on the login node. To continue a
     run whose job is over, submit it again with its --run-id.
@@ -46,6 +63,8 @@ def command(
     elasticflow submit slurm jobs/mnist.toml
     elasticflow submit slurm jobs/mnist.toml --wait
     elasticflow submit slurm jobs/mnist.toml --run-id slurm-4711   continue with that run
+    elasticflow submit slurm jobs/mnist.toml -o mnist.sbatch       to read, then: sbatch mnist.sbatch
+    elasticflow submit slurm jobs/mnist.toml --set slurm.time="4 h" --print
     """
     from elasticflow.cli.output import show_warnings
     from elasticflow.clusters.slurm.commands import submit
@@ -56,10 +75,17 @@ def command(
     from elasticflow.jobfile.job_file import JobFile
     from elasticflow.run_folder import RunFolder
 
-    loaded = loaded_for_slurm(job_file, overrides, case, run_id)
+    loaded = _loaded(job_file, overrides, case, run_id)
     whole_id = run_id and run_id_of(run_id, case)
     script = render_slurm(loaded, overrides, whole_id)
     show_warnings(loaded)
+    if is_printed or target is not None:
+        if is_waiting:
+            raise click.UsageError(
+                "--wait is about a job that is submitted, and --print and --output submit none"
+            )
+        write_out(script, target, "sbatch")
+        return FINISHED
     assert loaded.job is not None
     name = loaded.job.job.name
     if whole_id is not None:
@@ -142,3 +168,18 @@ def _follow(number: int, folder: RunFolder) -> int:
 def _details(parts: list[QueuedJob], state: str) -> str:
     found = {part.detail for part in parts if part.state == state}
     return ", ".join(sorted(found)[:4]) or "-"
+
+
+def _loaded(job_file: Path, overrides: tuple[str, ...], case: str | None, run_id: str | None) -> LoadedJob:
+    """Return the job for a script; its variables are looked up on the nodes, not here.
+
+    Raises:
+        JobRefusedError: the job has errors.
+        BadParameter: the run id has a character that is not allowed.
+    """
+    from elasticflow.jobfile.load import require_job
+    from elasticflow.run_folder import RUN_ID as FORM_OF_ID
+
+    if run_id is not None and not FORM_OF_ID.fullmatch(run_id):
+        raise click.BadParameter("letters, digits, '.', '_' and '-' only, at most 100", param_hint="--run-id")
+    return require_job(job_file, overrides, case=case, environment=None)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from elasticflow.cli.output import paint
-from elasticflow.cli.parameters import FORMER_NAMES, SCRIPT, SCRIPT_OR_FOLDER
+from elasticflow.cli.parameters import FORMER_NAMES, SCRIPT_OR_FOLDER
 from elasticflow.errors import ANSWER_IS_NO, FINISHED
 from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic, in_order
 from elasticflow.jobfile.diagnostics.render_text import FORMATS, Format, render
@@ -70,7 +70,7 @@ def command(
     elasticflow lint --select EF61 src/            rules about checkpoints, with notes
     elasticflow lint --ignore EF603,EF614 train.py
     elasticflow lint --format github .
-    elasticflow explain EF611                      why, with a bad and a good example
+    elasticflow guide EF611                        why, with a bad and a good example
     """
     from elasticflow.lint.check import lint_file
 
@@ -88,32 +88,12 @@ def command(
         )
     if style == "full":
         if shown:
-            click.echo(f"`elasticflow explain {shown[0].code}` says more, with an example")
+            click.echo(f"`elasticflow guide {shown[0].code}` says more, with an example")
         show_looked_for(findings, selection)
         if len(paths) == len(files) == 1 and paths[0] == files[0][0]:
             _show_form_of(*files[0])
     severities = {each.severity for each in findings}
     return ANSWER_IS_NO if "error" in severities or (strict and "warning" in severities) else FINISHED
-
-
-@click.command("adopt", hidden=True)
-@click.argument("script", metavar="SCRIPT", type=SCRIPT)
-@click.option("--diff", is_flag=True, help="Refused: there are no patches any more.")
-@click.pass_context
-def adopt(context: click.Context, script: Path, *, diff: bool) -> int:
-    """Lint a script: the former name of `elasticflow lint`, kept for one version.
-
-    \b
-    elasticflow adopt train.py
-    """
-    if diff:
-        raise click.UsageError(
-            "there are no patches any more: `elasticflow lint SCRIPT` names the lines, "
-            "`elasticflow guide own-loop` shows the changed lines"
-        )
-    click.echo("`elasticflow adopt` is `elasticflow lint` now", err=True)
-    code: int = context.invoke(command, paths=(script,))
-    return code
 
 
 def _show_form_of(path: Path, name: str) -> None:

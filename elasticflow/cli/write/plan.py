@@ -1,4 +1,4 @@
-"""`elasticflow plan JOB`: the plan of a run, without running anything."""
+"""`elasticflow plan JOB`: the plan of a run, without running anything; with -o, the files of its launch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.parameters import JOB_FILE, RUN, case_option, format_option, job_of, overrides_option
+from elasticflow.cli.parameters import (
+    FOLDER,
+    JOB_FILE,
+    RUN,
+    case_option,
+    format_option,
+    job_of,
+    overrides_option,
+)
 from elasticflow.cli.write.deep_options import DeepRequest, deep_options
 from elasticflow.errors import ANSWER_IS_NO, FINISHED
 
@@ -38,6 +46,15 @@ _WIDTH = 100  # where there is no terminal
     help="Compare with this run, not with the newest, and take facts from it.",
 )
 @format_option
+@click.option(
+    "-o",
+    "--output",
+    "folder",
+    metavar="DIR",
+    type=FOLDER,
+    help="Write the launch folder instead: train.py, torchrun.sh, plan.json and the files they are made from.",
+)
+@click.option("--force", is_flag=True, help="With -o: replace files that were edited or are not ours.")
 @deep_options
 def command(
     job_file: Path,
@@ -45,15 +62,18 @@ def command(
     overrides: tuple[str, ...],
     run: str | None,
     form: str,
+    folder: Path | None,
     *,
+    force: bool,
     deep: bool,
     deep_step: bool,
     deep_timeout: int,
 ) -> int:
-    """Show what a run of a job file would do; nothing is written or run, nor imported unless with --deep.
+    """Show what a run of a job file would do; nothing is run, nor imported unless with --deep.
 
     Facts of data, model and speed come from the job's newest run or from --deep, and the plan names the source. RUN is
-    a run folder, a run id, or a job's name.
+    a run folder, a run id, or a job's name. The launch folder that -o writes trains without this command: by
+    `bash DIR/torchrun.sh`, or in one process by `python DIR/train.py`.
 
     \b
     elasticflow plan jobs/mnist.toml
@@ -61,6 +81,7 @@ def command(
     elasticflow plan jobs/mnist.toml --deep             imports your code, in a child process
     elasticflow plan jobs/mnist.toml --diff 20261120-104500-4f2a
     elasticflow plan jobs/mnist.toml --format json
+    elasticflow plan jobs/mnist.toml -o build          train.py and torchrun.sh, to read and to keep
     elasticflow plan jobs/sweep.toml                   the cases of a file with [matrix]
     elasticflow plan jobs/sweep.toml --case lr0.001-seed1
     """
@@ -68,6 +89,15 @@ def command(
     from elasticflow.jobfile.load import has_matrix
     from elasticflow.observe.runs import find_run
 
+    if folder is not None:
+        if run is not None or deep or deep_step or form != "text":
+            raise click.UsageError(
+                "-o writes files and shows no plan: it goes with --case, --set and --force only"
+            )
+        _write(job_of(job_file, overrides, case), overrides, case, folder, force=force)
+        return FINISHED
+    if force:
+        raise click.UsageError("--force goes with -o")
     if case is None and has_matrix(job_file, overrides):
         show_cases(job_file, overrides, form)
         return FINISHED
@@ -79,6 +109,25 @@ def command(
         report, is_wrong = _try_out(loaded, overrides, DeepRequest(deep_step, deep_timeout))
     show(loaded, against, form, report=report)
     return ANSWER_IS_NO if is_wrong else FINISHED
+
+
+def _write(
+    loaded: LoadedJob, overrides: tuple[str, ...], case: str | None, folder: Path, *, force: bool
+) -> None:
+    """Write the files of a launch, and say how to start it."""
+    from elasticflow.cli.output import show_warnings
+    from elasticflow.compiler import compile_job
+
+    assert loaded.job is not None
+    compile_job(loaded.job, loaded.files, loaded.project_root, overrides, case).write(folder, force=force)
+    show_warnings(loaded)
+    if loaded.job.script is not None:
+        click.echo(f"wrote {folder}: torchrun.sh, torchrun.args, plan.json, job.json, sources/")
+        click.echo(f"  the script by plain torchrun: bash {folder}/torchrun.sh")
+        return
+    click.echo(f"wrote {folder}: train.py, torchrun.sh, torchrun.args, plan.json, job.json, sources/")
+    click.echo(f"  several workers: bash {folder}/torchrun.sh")
+    click.echo(f"  one process:     python {folder}/train.py")
 
 
 def show(

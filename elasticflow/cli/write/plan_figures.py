@@ -45,11 +45,11 @@ def figures_table(job: Job, known: Knowledge, ahead: Forecast, run_facts: RunFac
     rows = [*_length(job, known, ahead, measured), *_snapshots(job, ahead, measured)]
     rows += [] if job.parallel is None else _memory(job, job.parallel.shard, known)
     if job.restarts.warm in MAY_STAND_BY and known.standby_bytes is not None:
-        ready = "" if known.standby_s is None else f"; {known.standby_s.value:.1f} s to get ready"
+        ready = "" if known.standby_s is None else f"; {span(known.standby_s.value)} to get ready"
         rows.append(measured("a standby", "standby_bytes", size, "", ready))
     if job.train.compile:
         cached = known.compile_cached_s
-        saved = "" if cached is None else f"; {cached.value:.1f} s with its cache"
+        saved = "" if cached is None else f"; {span(cached.value)} with its cache"
         rows.append(measured("compiling", "compile_s", span, _AFTER_RUN, saved))
         rows.append(measured("  its cache", "compiler_cache_bytes", size, _AFTER_RUN))
     yield from table(("figure", "amount", "from"), rows)

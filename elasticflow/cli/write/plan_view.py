@@ -59,12 +59,7 @@ class PlanView(NamedTuple):
 
 
 def lines_of(view: PlanView, width: int) -> Iterator[str]:
-    """Yield the lines of the whole plan, at most *width* wide where words can be broken.
-
-    The most important lines come last, where a terminal still shows them.
-    """
-    yield from _command(view.plan, width)
-    yield ""
+    """Yield the lines of the whole plan, at most *width* wide where words can be broken; facts first, the command last."""
     told = [*facts(view.plan, view.job, view.known, view.sets), *view.asides.items()]
     if view.run_facts is not None:
         told.append(("drift", _drift(view.run_facts, view.answer)))
@@ -82,11 +77,13 @@ def lines_of(view: PlanView, width: int) -> Iterator[str]:
     for text in () if view.plan.script is not None else worlds_notes(view.job, view.plan):
         yield ""
         yield from textwrap.wrap(text, width, break_long_words=False)
+    yield ""
+    yield from _command(view.plan, width)
 
 
 def _command(plan: LaunchPlan, width: int) -> Iterator[str]:
     """Yield the torchrun command that is equal to the launch, and the variables that it needs."""
-    yield paint("# what follows in torchrun's words", dim=True)
+    yield paint("# the launch as a command of torchrun", dim=True)
     yield "python -m torch.distributed.run \\"
     program = 1 if plan.script is None else len(torchrun_command(plan.script))
     yield from (f"    {shlex.quote(option)} \\" for option in plan.torchrun_args[:-program])

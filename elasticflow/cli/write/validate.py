@@ -84,7 +84,7 @@ def command(
             ("\n" if shown and style == "full" else "") + learnt + _summary(diagnostics, jobs, strict=strict)
         )
     if style == "full" and shown:
-        click.echo(f"`elasticflow explain {shown[0].code}` says more, with an example")
+        click.echo(f"`elasticflow guide {shown[0].code}` says more, with an example")
     severities = {diagnostic.severity for diagnostic in diagnostics}
     return ANSWER_IS_NO if "error" in severities or (strict and "warning" in severities) else FINISHED
 

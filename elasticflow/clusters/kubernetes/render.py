@@ -65,7 +65,7 @@ def render_kubernetes(
         container=_CONTAINER[form],
         serves_store=table.rendezvous_pod or job.torchrun.is_store_outside,
     )
-    head = f"{job.job.name}, run {run_id}: made by `elasticflow render kubernetes {pods.job_file}`."
+    head = f"{job.job.name}, run {run_id}: made by `elasticflow submit kubernetes {pods.job_file}`."
     config = objects.config_map(pods, {pods.files[path]: text for path, text in texts.items()})
     first = Commented(f"{head}\n{config.comment}", config.value)
     documents = [first, *_objects(pods, form)]

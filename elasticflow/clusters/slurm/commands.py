@@ -82,7 +82,7 @@ def _call(words: Sequence[str], what: str, given: str = "") -> str:
     if program is None:
         raise SubmitError(
             f"{what}: {words[0]} is not on this machine",
-            "do it on a login node of the cluster; `elasticflow render slurm JOB -o FILE` writes the script",
+            "do it on a login node of the cluster; `elasticflow submit slurm JOB -o FILE` writes the script",
         )
     try:
         done = subprocess.run(

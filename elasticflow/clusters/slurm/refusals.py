@@ -83,7 +83,9 @@ def cause_of(said: str, slurm: SlurmTable) -> Cause:
     for words, keys, remedy in _CAUSES:
         if words in text:
             return _asked_by(keys, slurm, remedy)
-    return Cause(("slurm",), None, "`elasticflow render slurm JOB` shows the script that sbatch was given")
+    return Cause(
+        ("slurm",), None, "`elasticflow submit slurm JOB --print` shows the script that sbatch was given"
+    )
 
 
 def refusal(said: str, slurm: SlurmTable, source: Source) -> Diagnostic:

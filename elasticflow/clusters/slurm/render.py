@@ -87,7 +87,7 @@ class BatchScript:
         )
         yield "#!/bin/bash"
         yield f"# {shlex.join(self.words)} under Slurm: {what}."
-        yield "# Made by `elasticflow render slurm`; what it does: `elasticflow guide slurm`."
+        yield "# Made by `elasticflow submit slurm`; what it does: `elasticflow guide slurm`."
 
     def _options(self) -> Iterator[str]:
         table, nodes = self.table, self.job.nodes

@@ -56,7 +56,7 @@ def render(
         JobRefusedError: an argument has no Python literal.
     """
     options = [*([] if case is None else [f"--case={case}"]), *(f"--set={text}" for text in overrides)]
-    again = shlex.join(["elasticflow", "compile", job_file, *options])
+    again = shlex.join(["elasticflow", "plan", job_file, *options])
     lines = template().splitlines()
     values = values_of(job, root=root, digest=digest, forms=forms or CallForms(), taken=_names())
     values |= {

@@ -79,7 +79,7 @@ def _refuse_stale_imports(path: Path, text: str) -> None:
         job = shlex.join([described.files[0], *options])
     raise RecordError(
         f"{path} was edited by hand and written by an earlier version: it uses {stale}, which this version does not have",
-        f"make this version's train.py with `elasticflow compile {job} -o DIR`, carry your edit over and put it in that "
+        f"make this version's train.py with `elasticflow plan {job} -o DIR`, carry your edit over and put it in that "
         "place; or remove the edited one, and the same command makes it anew from the job",
     )
 

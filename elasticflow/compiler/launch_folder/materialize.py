@@ -180,7 +180,7 @@ def read_plan(folder: Path) -> LaunchPlan:
     if not isinstance(values, dict):
         raise LaunchFolderError(
             f"{path} is absent" if values is None else str(values),
-            "is this a folder that `elasticflow compile` made?"
+            "is this a folder that `elasticflow plan -o` made?"
             if values is None
             else "compile the job again",
         )

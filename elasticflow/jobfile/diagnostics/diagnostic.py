@@ -16,7 +16,7 @@ class Diagnostic(NamedTuple):
     """One problem.
 
     Attributes:
-        code: Stable code, explained by `elasticflow explain`.
+        code: Stable code, explained by `elasticflow guide`.
         severity: An error refuses the job, a warning does with --strict, a note never.
         message: The problem, in the words of the job file.
         file: Name of the file as the user wrote it, or `--set`.

@@ -350,7 +350,7 @@ class _EntryPointCheck:
             return []
         remedy = "a dataset needs __len__ and __getitem__, so that every sample is seen once at any number of workers"
         if path == ("dataset", "entry"):
-            remedy += ";\ndata that can only be read in order is read in shards: set dataset.shards (elasticflow explain EF309)"
+            remedy += ";\ndata that can only be read in order is read in shards: set dataset.shards (elasticflow guide EF309)"
         if "IterableDataset" in reason:
             remedy += ";\ndata that the model makes while it is trained (reinforcement learning) is no data for a job: store it first"
         message = f"{self.call.text} {reason}"

@@ -1,4 +1,4 @@
-"""The table that says how Kubernetes runs a job: what `elasticflow render kubernetes` writes."""
+"""The table that says how Kubernetes runs a job: what `elasticflow submit kubernetes` writes."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class TolerationTable(Table):
 
 
 class KubernetesTable(Table):
-    """Options for `elasticflow render kubernetes`: one pod per node."""
+    """Options for `elasticflow submit kubernetes`: one pod per node."""
 
     image: Image = Field(
         description="The container image: your code, elasticflow and torch (examples/clusters/Dockerfile)."

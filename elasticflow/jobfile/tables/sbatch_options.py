@@ -61,7 +61,7 @@ _BREAKING = {
     "overcommit": "each node has one task",
     "parsable": "`elasticflow submit slurm` reads the job's id itself",
     "quiet": "`elasticflow submit slurm` reads what sbatch says",
-    "test-only": "it submits nothing: pipe `elasticflow render slurm JOB` into sbatch --test-only",
+    "test-only": "it submits nothing: pipe `elasticflow submit slurm JOB --print` into sbatch --test-only",
     "usage": "it submits nothing",
     "verbose": "`elasticflow submit slurm` reads what sbatch says",
     "version": "it submits nothing",

@@ -1,4 +1,4 @@
-"""The table that says how Slurm runs a job: what `elasticflow render slurm` writes."""
+"""The table that says how Slurm runs a job: what `elasticflow submit slurm` writes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OwnCode = Annotated[
 
 
 class SlurmTable(Table):
-    """Options for `elasticflow render slurm` and `submit slurm`: one process per node starts the workers."""
+    """Options for `elasticflow submit slurm`: one process per node starts the workers."""
 
     form: Literal["gang", "array"] = Field(
         default="gang",

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
 from elasticflow.launcher.restarts.failure_classes import OUTCOMES
-from elasticflow.system.records import float_of, unix_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-STARTING, RESTORING, TRAINING, REDONE, STALLED, EVALUATING, DETECTING, RESTARTING, WAITING, DOWN, ENDING = (
+STARTING, RESTORING, TRAINING, REDONE, STALLED, EVALUATING, DETECTING, RESTARTING, WAITING, ENDING, OUTAGE = (
     PARTS
 ) = (
     "starting",  # until the first group trains
@@ -23,8 +22,8 @@ STARTING, RESTORING, TRAINING, REDONE, STALLED, EVALUATING, DETECTING, RESTARTIN
     "detecting",  # from a failure until all workers of the group are gone
     "restarting",  # from the end of one group until the next one trains
     "waiting",  # fewer nodes are there than the job needs
-    "down",  # a supervisor was lost, and the next launch had not begun
     "ending",  # the last snapshot is written, processes exit
+    "outage",  # from the last sign of life of a supervisor that was lost until the next launch
 )
 Parts = dict[str, float]
 """Seconds of each part."""
@@ -55,6 +54,7 @@ class Durations:
             None  # what it was started in, and the seconds of training before
         )
         self._told = dict.fromkeys(PARTS, 0.0)
+        self._final: Parts | None = None
 
     def saw(self, record: Mapping[str, Any]) -> None:
         """Take note of one event, or of one line about a step or an evaluation."""
@@ -63,8 +63,6 @@ class Durations:
                 self._since = self._clock()
                 if record.get("resumed") and not self._before:
                     self._before = None  # earlier launches left their files on another machine
-            case events.SUPERVISOR_LOST:
-                self._count_outage(record)
             case events.EVALUATION | events.SNAPSHOT_STAGED as name:
                 seconds, part = _WITHIN_TRAINING[name]
                 self._move(record.get(seconds), TRAINING, part)
@@ -95,6 +93,8 @@ class Durations:
 
     def of_launch(self) -> Parts:
         """Return the parts of this launch so far, to the millisecond."""
+        if self._final is not None:
+            return self._final
         parts = {**self._parts, self._part: self._parts[self._part] + self._clock() - self._since}
         return {name: round(seconds, 3) for name, seconds in parts.items()}
 
@@ -117,8 +117,11 @@ class Durations:
         return {name: seconds for name, seconds in since.items() if seconds}
 
     def figures(self) -> dict[str, Any]:
-        """Return fields for an event at the launch's end: `seconds` is the sum of `durations`."""
-        parts = self.of_launch()
+        """Return fields for an event at the launch's end; from now on the parts stay as they are.
+
+        `seconds` is the sum of `durations`.
+        """
+        parts = self._final = self.of_launch()
         return {
             "seconds": round(sum(parts.values()), 3),
             "durations": parts,
@@ -131,13 +134,6 @@ class Durations:
             self._begin(WAITING)
         elif not begins and self._part == WAITING:
             self._begin(self._waited_in)
-
-    def _count_outage(self, record: Mapping[str, Any]) -> None:
-        """Count the time from the lost supervisor's last sign of life to the start of this launch, which is not of this launch."""
-        found, last_seen = unix_time(record.get("timestamp")), float_of(record, "last_seen")
-        if self._before is not None and found is not None and last_seen is not None:
-            outage_s = max(0.0, found - last_seen - sum(self.of_launch().values()))
-            self._before[DOWN] = self._before.get(DOWN, 0.0) + outage_s
 
     def _end_preparation(self) -> None:
         """Count what a script has done before its loop, such as its imports, as that of the part in which it was started."""

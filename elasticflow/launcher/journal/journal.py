@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
 from elasticflow.events import GENERATION_ENDED
-from elasticflow.launcher.journal.durations import Durations, read_parts
+from elasticflow.launcher.journal.durations import OUTAGE, Durations, read_parts
 from elasticflow.launcher.journal.post_mortem import MACHINE, Machine
 from elasticflow.launcher.journal.warning_tally import WarningTally
 from elasticflow.protocol.messages import Activity, Printed, Warned
@@ -22,6 +22,7 @@ from elasticflow.system import atomic_files
 from elasticflow.system.json_lines import AppendedLines
 from elasticflow.system.masking import Mask
 from elasticflow.system.records import read as read_record
+from elasticflow.system.records import unix_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -59,12 +60,19 @@ def _carried_over(folder: RunFolder) -> dict[str, Any]:
 
 
 def _durations_before(folder: RunFolder) -> Parts | None:
-    """Return the parts of the time of the run's earlier launches: empty if there were none, None if unknown."""
+    """Return the parts of the time of the run's earlier launches: empty if there were none, None if unknown.
+
+    A state that still says "running" is that of a lost supervisor: the time since its last sign of life is an outage.
+    """
     if not folder.state.exists() and not (folder.events.is_file() and folder.events.stat().st_size):
         return {}
     state = read_record(folder.state)
     durations = state.get("durations") if isinstance(state, dict) else None
-    return read_parts(durations.get("run")) if isinstance(durations, dict) else None
+    parts = read_parts(durations.get("run")) if isinstance(durations, dict) else None
+    if parts is not None and isinstance(state, dict) and state.get("status") == "running":
+        last_seen = unix_time(state.get("updated"))
+        parts[OUTAGE] += 0.0 if last_seen is None else max(0.0, time.time() - last_seen)
+    return parts
 
 
 class Journal:

@@ -210,6 +210,7 @@ class Supervisor:
         # Memory may be ahead of the store, also before the first step.
         untrained_s = plan.restarts.grace_s if plan.snapshots.is_held_at_interval else UNTRAINED_S
         script = None if plan.script is None else plan.script.shown
+        self._journal.state["script"] = script
         return Lifecycle(plan.restarts, self._nodes, run, untrained_s, script=script)
 
     def _announce(self) -> None:

@@ -17,7 +17,7 @@ class Finding(NamedTuple):
     """One problem.
 
     Attributes:
-        code: Code for `elasticflow explain`.
+        code: Code for `elasticflow guide`.
         node: The expression or statement that the carets mark.
         message: The fault.
         help: The remedy.

@@ -1,4 +1,4 @@
-"""Durations by activity, in words whose parts add up."""
+"""Durations by activity, in words."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ def parts_of(value: object) -> dict[str, float]:
     return {str(name): seconds for name in value if (seconds := float_of(value, name)) is not None}
 
 
-def took(parts: Mapping[str, float]) -> str:
-    """Return `11.7 s: starting 6.4 s, training 4.3 s, ending 1.0 s`; negligible parts are left out."""
+def took(parts: Mapping[str, float], *, is_blind: bool = False) -> str:
+    """Return `11.7 s: starting 6.4 s, training 4.3 s, ending 1.0 s`; negligible parts are left out.
+
+    Args:
+        parts: Seconds by activity.
+        is_blind: The workers report no steps: that their script ran is known, that it trained is not.
+    """
+    parts = {"script" if is_blind and name == "training" else name: parts[name] for name in parts}
     total = sum(parts.values())
-    if total >= _MINUTE_S:
-        words = [f"{name} {span(seconds)}" for name, seconds in parts.items() if seconds >= 1.0]
-        return f"{span(total)}: {', '.join(words)}"
-    tenths = _that_add_up([seconds * 10 for seconds in parts.values()])
-    words = [f"{name} {count / 10:.1f} s" for name, count in zip(parts, tenths, strict=True) if count]
-    in_all = f"{sum(tenths) / 10:.1f} s"
-    return f"{in_all}: {', '.join(words)}" if words else in_all
+    least = 1.0 if total >= _MINUTE_S else 0.05
+    words = [f"{name} {span(seconds)}" for name, seconds in parts.items() if seconds >= least]
+    return f"{span(total)}: {', '.join(words)}" if words else span(total)
 
 
 def goodput(parts: Mapping[str, float]) -> float | None:
@@ -42,13 +44,3 @@ def goodput(parts: Mapping[str, float]) -> float | None:
 def percent(share: float | None) -> str:
     """Return `93.4 %`, rounded down so that 100 % means everything; `-` for None."""
     return "-" if share is None else f"{math.floor(1000 * share) / 10:.1f} %"
-
-
-def _that_add_up(amounts: list[float]) -> list[int]:
-    """Return the amounts as whole numbers whose sum is the rounded sum; the largest fractions are rounded up."""
-    floors = [math.floor(amount) for amount in amounts]
-    missing = round(sum(amounts)) - sum(floors)
-    by_loss = sorted(range(len(amounts)), key=lambda index: floors[index] - amounts[index])
-    for index in by_loss[:missing]:
-        floors[index] += 1
-    return floors

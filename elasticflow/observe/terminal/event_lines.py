@@ -398,7 +398,7 @@ def _sink_sending(record: Record) -> Line:
 
 def _sink_unsent(record: Record) -> Line:
     text = f"{record.get('sink')} has not got {_points_of_sink(record)}: {record.get('error')}"
-    more = (f"elasticflow sinks send {record.get('run_id')}, or the next launch, continues there",)
+    more = (f"elasticflow runs send {record.get('run_id')}, or the next launch, continues there",)
     return Line("sink", text, more)
 
 

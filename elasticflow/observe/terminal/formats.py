@@ -20,10 +20,10 @@ def elapsed(seconds: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """Return `4 ms`, `0.28 s`, `12.1 s`, `3 min 20 s`, `2 h 05 min` or `4 d 3 h`."""
+    """Return `4 ms`, `0.28 s`, `2.3 s`, `12.1 s`, `3 min 20 s`, `2 h 05 min` or `4 d 3 h`."""
     if seconds < 0.0995:
         return f"{seconds * 1000:.0f} ms"
-    if seconds < 9.995:
+    if seconds < 0.995:
         return f"{seconds:.2f} s"
     if seconds < 59.95:
         return f"{seconds:.1f} s"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -66,6 +67,7 @@ def _launched(project: Path, run_id: str, *overrides: str) -> RunFolder:
     data = {"train": {"samples": 80, "fingerprint": f"data of {run_id}"}}
     (folder.launch(1) / "environment.json").write_text(json.dumps({"datasets": data}))
     state = {"status": "finished", "step": 20, "loss": 0.25, "restarts": 1, "launch": 1}
+    state["durations"] = {"run": {"training": 2.26}, "launch": {"training": 2.26}}
     folder.state.write_text(json.dumps(state))
     return folder
 
@@ -81,13 +83,17 @@ def test_a_run_and_its_job_file_are_equal(project: Path, capsys: pytest.CaptureF
 
 
 def test_two_runs_that_differ(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Job, code and data: grouped by weight, and the text of what changed if asked for; passwords are hidden."""
+    """Job, code, data and results, without a word about continuing; the text of what changed; passwords are hidden."""
     _launched(project, "one")
     (project / "pieces.py").write_text(PIECES.replace("class Net: ...", "class Net:\n    fixed = True"))
     _launched(project, "two", "optimizer.args.lr=0.2", 'dataset.args.source="https://me:other@host/new"')
     assert 1 == call(["diff", "one", "two", "--sources"])
     out = capsys.readouterr().out
-    assert "  would corrupt the run\n    data.train  " in out
+    assert "would corrupt" not in out
+    heads = [line for line in out.splitlines() if line in {"  job", "  code", "  data", "  environment"}]
+    assert ["  job", "  code", "  data"] == heads
+    assert re.search(r"^  data\n    data.train +data of one", out, re.MULTILINE)
+    assert re.search(r"^  took +2.3 s +2.3 s$", out, re.MULTILINE)
     assert "optimizer.args.lr" in out
     assert "https://me:***@host/data -> https://me:***@host/new" in out
     assert "hidden" not in out

@@ -12,6 +12,8 @@ import pytest
 
 from elasticflow.cli.look import profile as module
 from elasticflow.cli.main import call
+from elasticflow.compiler import compile_job
+from elasticflow.jobfile.load import require_job
 from elasticflow.launcher.journal.run_lock import locked
 from elasticflow.run_folder import RunFolder
 from tests.observe.hand_made import RUN_ID, event, make_run
@@ -101,6 +103,10 @@ def test_what_cannot_be_had_is_told(run: Run) -> None:
     code, _, err = run.profile()
     assert (2, "error: run") == (code, err[:10])
     assert "only a run that is training can be traced" in err
+    assert f"elasticflow resume {RUN_ID} continues it" in err
+    state = json.loads(run.folder.state.read_text())
+    run.folder.state.write_text(json.dumps({**state, "status": "finished"}))
+    assert "resume" not in run.profile()[2]
     code, _, err = run.profile("--show", "3")
     assert (2, f"error: run {RUN_ID} has no trace 3") == (code, err.splitlines()[0])
     run.trace()
@@ -111,6 +117,28 @@ def test_what_cannot_be_had_is_told(run: Run) -> None:
     assert "rank 2: its trace lies on node n1: /there/rank2.json.gz" in err
     assert out.startswith("rank 0: 1 step,")
     assert "it has 1" in run.profile("--show", "9")[2]
+
+
+def test_a_script_without_steps_is_refused_at_once(training: Run) -> None:
+    """Nothing would ever answer: the script does not say where its steps begin. A script that may join is asked."""
+    root = training.folder.path.parents[2]
+    launch = training.folder.launch(training.folder.launch_numbers()[-1])
+    launch.mkdir(parents=True, exist_ok=True)
+    (root / "pyproject.toml").touch()
+    (root / "job.toml").write_text('[job]\nname = "mnist"\n[script]\nentry = "train.py"\n')
+    state = json.loads(training.folder.state.read_text())
+    training.folder.state.write_text(json.dumps({**state, "script": "train.py", "step": 0}))
+    training.folder.metrics.unlink(missing_ok=True)
+    (root / "train.py").write_text("import torch\n")
+    loaded = require_job(root / "job.toml", ())
+    assert loaded.job is not None
+    compile_job(loaded.job, loaded.files, loaded.project_root, (), None).write(launch, force=True)
+
+    code, _, err = training.profile()
+    assert (2, True) == (code, "which has no loop on elasticflow.join" in err)
+    assert not training.folder.profiles.exists()
+    (root / "train.py").write_text("import elasticflow\n")
+    assert 0 == training.profile("--no-wait")[0]
 
 
 @pytest.mark.parametrize(

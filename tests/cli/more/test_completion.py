@@ -77,7 +77,7 @@ def offered(*words: str) -> list[str]:
         (["snapshots", "show", "mnist", "s"], ["step:500"]),
         (["snapshots", "verify", "latest", "l"], []),
         (["snapshots", "show", "nobody", ""], ["latest", "best"]),
-        (["explain", "EF10"], ["EF101", "EF102", "EF103", "EF104", "EF105", "EF106", "EF107", "EF108", "EF109"]),
+        (["guide", "EF10"], ["EF101", "EF102", "EF103", "EF104", "EF105", "EF106", "EF107", "EF108", "EF109"]),
         (["run", "a.toml", "--set", "tr"], ["train."]),
         (["run", "a.toml", "--set", "train.prec"], ["train.precision="]),
         (["run", "a.toml", "--set=train.prec"], ["--set=train.precision="]),
@@ -97,8 +97,8 @@ def offered(*words: str) -> list[str]:
         (["init", ""], ["jobs/", "model.py", "runs/"]),
         (["init", "--example", "g"], ["gpt"]),
         (["logs", "--level", "w"], ["warning"]),
-        (["compile", "a.toml", "-o", "jo"], ["jobs/"]),
-        (["schema", "-o", "no"], ["notes.txt"]),
+        (["plan", "a.toml", "-o", "jo"], ["jobs/"]),
+        (["guide", "--schema", "job", "-o", "no"], ["notes.txt"]),
         (["completion", ""], ["bash", "zsh", "fish"]),
         (["nonsense", ""], []),
     ],
@@ -185,7 +185,7 @@ LINES = {
     "elasticflow run jobs/mnist.toml --set train.precision=b": "elasticflow run jobs/mnist.toml --set train.precision=bf16 ",
     "elasticflow status 2": f"elasticflow status {RUN} ",
     "elasticflow snapshots show mnist step:": "elasticflow snapshots show mnist step:500 ",
-    "elasticflow explain EF10": "elasticflow explain EF10",
+    "elasticflow guide EF10": "elasticflow guide EF10",
     "elasticflow nonsense x": "elasticflow nonsense x",
 }
 START = {
@@ -272,7 +272,7 @@ def test_fish_offers_candidates_with_what_they_are(project: Path, elasticflow: P
 def test_completion_loads_nothing_that_reads_a_job() -> None:
     """The slowest places: neither pydantic nor what stores, logs and training need."""
     sweep = ["run", "jobs/deep/sweep.toml", "--case", ""]
-    for words in (["run", "a.toml", "--set", "train."], ["snapshots", "show", ""], ["explain", ""], sweep):
+    for words in (["run", "a.toml", "--set", "train."], ["snapshots", "show", ""], ["guide", "E"], sweep):
         done = subprocess.run(
             [sys.executable, "-X", "importtime", "-m", "elasticflow", *words],
             env={**os.environ, "_ELASTICFLOW_COMPLETE": "zsh", "PYTHONPATH": str(ROOT)},

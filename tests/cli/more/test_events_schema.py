@@ -126,7 +126,7 @@ def test_the_command_prints_a_valid_schema(capsys: pytest.CaptureFixture[str]) -
 
     It is the schema that the lines of every run of the tests are checked against: `tests/run_folders.py`.
     """
-    assert call(["schema", "--events"]) == 0
+    assert call(["guide", "--schema", "events"]) == 0
     printed = json.loads(capsys.readouterr().out)
 
     Draft202012Validator.check_schema(printed)

@@ -77,7 +77,7 @@ def test_a_word_is_looked_for(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     ("typed", "hint"),
-    [("snapshot", "did you mean snapshots?"), ("qqqq", "`elasticflow guide` lists the topics")],
+    [("snapshotts", "did you mean snapshots?"), ("qqqq", "`elasticflow guide` lists the topics")],
 )
 def test_a_topic_that_is_not_there_gets_near_names(
     typed: str, hint: str, capsys: pytest.CaptureFixture[str]
@@ -85,6 +85,13 @@ def test_a_topic_that_is_not_there_gets_near_names(
     """Usage error, with the nearest topics, or where they are listed."""
     assert 2 == call(["guide", typed])
     assert hint in capsys.readouterr().err
+
+
+def test_another_tools_name_leads_to_the_page_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """A word that is nearly a topic is answered with its key, and with the page."""
+    assert 0 == call(["guide", "snapshot"])
+    told = "snapshot is snapshots in a job file\na page of the guide: elasticflow guide snapshots\n"
+    assert told == capsys.readouterr().out
 
 
 def test_topics_complete() -> None:

@@ -57,7 +57,7 @@ def test_run_whose_job_file_is_gone_goes_on_with_the_recorded_job(
 ) -> None:
     """The next launch folder is written from the record of the one before, and still names the job file."""
     folder = _project(tmp_path, monkeypatch)
-    assert call(["compile", "small.toml", "-o", str(folder.launch(1))]) == 0
+    assert call(["plan", "small.toml", "-o", str(folder.launch(1))]) == 0
     (tmp_path / "small.toml").unlink()
 
     request = _request("x", (), accept_drift=False)

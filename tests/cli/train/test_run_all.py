@@ -1,4 +1,4 @@
-"""Cases of a file with [matrix] on the command line: `plan`, `compile`, `run --case`, `run --all`."""
+"""Cases of a file with [matrix] on the command line: `plan`, `plan -o`, `run --case`, `run --all`."""
 
 from __future__ import annotations
 
@@ -86,17 +86,16 @@ def test_plan_lists_cases_and_shows_one(ran: Callable[..., Ran]) -> None:
     assert ran("run", "jobs/sweep.toml", "--case", "seed2", "--dry-run")[0] == 0
 
 
-def test_compile_writes_one_case(ran: Callable[..., Ran], project: Path) -> None:
+def test_plan_writes_the_files_of_one_case(ran: Callable[..., Ran], project: Path) -> None:
     """The header says how to make it again; `resume` finds the case in job.json."""
-    assert ran("compile", "jobs/sweep.toml", "--case", "seed2", "-o", "build")[0] == 0
+    assert ran("plan", "jobs/sweep.toml", "--case", "seed2", "-o", "build")[0] == 0
     assert (
-        "elasticflow compile jobs/sweep.toml --case=seed2 -o DIR"
-        in (project / "build" / "train.py").read_text()
+        "elasticflow plan jobs/sweep.toml --case=seed2 -o DIR" in (project / "build" / "train.py").read_text()
     )
     assert json.loads((project / "build" / "job.json").read_text())["case"] == "seed2"
 
 
-@pytest.mark.parametrize("command", ["run", "compile -o build", "verify-elastic --worlds 1", "chaos"])
+@pytest.mark.parametrize("command", ["run", "plan -o build", "verify --worlds 1", "verify --faults 5"])
 @pytest.mark.parametrize(
     ("options", "words"),
     [

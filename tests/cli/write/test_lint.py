@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner, Result
 
-from elasticflow.cli.completer import complete
-from elasticflow.cli.main import call, group
+from elasticflow.cli.main import group
 from tests.lint.loops import PLAIN
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ def test_a_person_sees_line_carets_and_remedy(here: Path) -> None:
     assert "--> train.py:3:5" in text
     assert "3 |     dist.barrier()\n  |     ^^^^^^^^^^^^^^\n" in text
     assert "= help: " in text
-    assert "1 file checked: 1 error\n`elasticflow explain EF631`" in text
+    assert "1 file checked: 1 error\n`elasticflow guide EF631`" in text
 
 
 def test_machines_get_what_validate_gives_them(here: Path) -> None:
@@ -145,27 +144,3 @@ def test_one_script_ends_with_its_form_and_the_example_to_follow(here: Path) -> 
     assert "rung 1  a loop on elasticflow.join" in lint("joined.py").output
     (here / "models.py").write_text("import torch\n", "utf-8")
     assert "rung" not in lint("models.py").output
-
-
-def test_adopt_is_a_hidden_name_of_lint(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The same output and exit codes, and a line that says so; neither help nor completion shows it."""
-    (here / "hangs.py").write_text(HANGS, "utf-8")
-    (here / "train.py").write_text(PLAIN, "utf-8")
-    for name in ("hangs.py", "train.py"):
-        code = call(["lint", name])
-        told = capsys.readouterr()
-        assert call(["adopt", name]) == code
-        assert capsys.readouterr() == (told.out, "`elasticflow adopt` is `elasticflow lint` now\n")
-    assert call(["--help"]) == 0
-    assert "adopt" not in capsys.readouterr().out
-    assert [] == complete([], "adop", group)
-
-
-def test_adopt_gives_no_patch(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 2, and the page of the guide."""
-    (here / "train.py").write_text(PLAIN, "utf-8")
-    assert call(["adopt", "--diff", "train.py"]) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert "no patches any more" in told.err
-    assert "elasticflow guide own-loop" in told.err

@@ -61,7 +61,7 @@ def _pretend_a_run(project: Path, run_id: str = RUN, *settings: str) -> Path:
     """Write the folder of a run of two workers: 50 samples, 0.5 s a step, snapshots of 2 MB."""
     run = project / "runs" / "small" / run_id
     flags = [f"--set={each}" for each in settings]
-    assert call(["compile", "small.toml", "-o", str(run / "launches" / "0001"), *flags]) == 0
+    assert call(["plan", "small.toml", "-o", str(run / "launches" / "0001"), *flags]) == 0
     happened: list[dict[str, Any]] = [
         {"event": "generation.started", "world_size": 2},
         {"event": "dataset.opened", "name": "train", "samples": 50},
@@ -88,7 +88,7 @@ def _lines_of_facts(lines: Sequence[str]) -> Sequence[str]:
 
 
 def _facts(lines: Sequence[str]) -> dict[str, str]:
-    """Return the facts, between torchrun's command and the table, by name, each in one line."""
+    """Return the facts, above the table, by name, each in one line."""
     found: dict[str, str] = {}
     name = ""
     for line in _lines_of_facts(lines):
@@ -169,7 +169,7 @@ def test_the_newest_run_teaches(project: Path, capsys: pytest.CaptureFixture[str
         "steps of an epoch": ("6 or 7", "50 samples by 8"),
         "steps": ("19", "3 epochs"),
         "a step": ("0.50 s", f"{source}, with 2 workers"),
-        "training": ("about 9.50 s", ""),
+        "training": ("about 9.5 s", ""),
         "evaluations": ("3", ""),
         "a snapshot": ("2.0 MB", source),
         "an hour": ("about 360", "720.0 MB"),

@@ -1,4 +1,4 @@
-"""`elasticflow validate`, `schema`, `explain`, `completion` and the group they hang on."""
+"""`elasticflow validate`, `guide`, `completion` and the group they hang on."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_missing_file_is_a_finding(ran: Callable[..., Ran]) -> None:
         ' = help: did you mean "jobs/good_base.toml"?\n'
         "\n"
         "1 file checked: 1 error\n"
-        "`elasticflow explain EF001` says more, with an example\n"
+        "`elasticflow guide EF001` says more, with an example\n"
     )
 
 
@@ -224,19 +224,17 @@ def test_help_names_every_command_without_importing_one(ran: Callable[..., Ran])
     """The list comes from a table."""
     code, out, _ = ran("--help")
     assert code == 0
-    assert all(
-        f"  {name} " in out and entry.line in out for name, entry in COMMANDS.items() if not entry.hidden
-    )
+    assert all(f"  {name} " in out and entry.line in out for name, entry in COMMANDS.items())
 
 
 def test_explain_prints_a_bad_and_a_good_example(ran: Callable[..., Ran]) -> None:
     """Codes are explained in either case, listed, and suggested."""
-    code, out, _ = ran("explain", "ef101")
+    code, out, _ = ran("guide", "ef101")
     assert code == 0
     assert out.startswith("EF101: unknown key or table\n")
     assert "Bad:\n    [train]\n    epoch = 5\n\nGood:\n    [train]\n    epochs = 5\n" in out
-    assert "EF003  the file is not valid TOML" in ran("explain")[1]
-    code, _, err = ran("explain", "EF1")
+    assert "EF003  the file is not valid TOML" in ran("guide", "codes")[1]
+    code, _, err = ran("guide", "EF1")
     assert code == 2
     assert 'there is no code "EF1"' in err
 
@@ -245,18 +243,18 @@ def test_explain_tells_which_codes_there_are_and_what_names_of_other_tools_mean(
     ran: Callable[..., Ran],
 ) -> None:
     """Never a code of another kind; and a name that no key has here is explained as well."""
-    codes = {code: ran("explain", code) for code in ("EF999", "EF199", "101")}
+    codes = {code: ran("guide", code) for code in ("EF999", "EF199", "101")}
     assert [code for code, _, _ in codes.values()] == [2, 2, 2]
     assert "did you mean" not in codes["EF999"][2]
     assert "codes are EF001 to EF" in codes["EF999"][2]
     assert "those of its kind (keys and values) are EF101, EF102" in codes["EF199"][2]
     assert "did you mean EF101?" in codes["101"][2]
-    assert ran("explain", "max_grad_norm") == (
+    assert ran("guide", "max_grad_norm") == (
         0,
         "max_grad_norm is optimizer.clip_grad_norm in a job file\n",
         "",
     )
-    assert ran("explain", "shuffle")[1].startswith("shuffle: leave it out: ")
+    assert ran("guide", "shuffle")[1].startswith("shuffle: leave it out: ")
 
 
 @pytest.mark.parametrize(
@@ -284,11 +282,11 @@ def test_an_option_that_is_a_key_is_told_how_it_is_set(
 
 def test_schema_is_printed_or_written(ran: Callable[..., Ran], tmp_path: Path) -> None:
     """The schema on standard output and in a file are the same."""
-    code, out, _ = ran("schema")
+    code, out, _ = ran("guide", "--schema", "job")
     assert code == 0
-    assert ran("schema", "-o", str(tmp_path / "schema.json"))[0] == 0
+    assert ran("guide", "--schema", "job", "-o", str(tmp_path / "schema.json"))[0] == 0
     assert json.loads((tmp_path / "schema.json").read_text()) == json.loads(out)
-    assert ran("schema", "-o", str(tmp_path / "no" / "schema.json"))[0] == 2
+    assert ran("guide", "--schema", "job", "-o", str(tmp_path / "no" / "schema.json"))[0] == 2
 
 
 def process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -301,7 +299,13 @@ def process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
 @pytest.mark.usefixtures("real_processes")
 @pytest.mark.parametrize(
     "command",
-    [("validate", "jobs/mnist.toml"), ("--help",), ("--version",), ("schema",), ("explain", "EF101")],
+    [
+        ("validate", "jobs/mnist.toml"),
+        ("--help",),
+        ("--version",),
+        ("guide", "--schema", "job"),
+        ("guide", "EF101"),
+    ],
 )
 def test_light_commands_load_no_heavy_package(command: tuple[str, ...]) -> None:
     """torch, fsspec, structlog, rich and ruamel.yaml stay out of what must start at once."""
@@ -322,8 +326,8 @@ def test_the_main_job_has_no_errors() -> None:
 
 @pytest.mark.usefixtures("real_processes")
 def test_a_closed_pipe_is_no_traceback() -> None:
-    """`elasticflow schema | head -1` ends quietly."""
-    line = f"{sys.executable} -m elasticflow schema | head -1"
+    """`elasticflow guide --schema job | head -1` ends quietly."""
+    line = f"{sys.executable} -m elasticflow guide --schema job | head -1"
     done = subprocess.run(
         ["bash", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )

@@ -102,7 +102,7 @@ def test_job_file_without_a_newline_at_its_end_is_rendered(tmp_path: Path) -> No
     (tmp_path / "pyproject.toml").touch()
     (tmp_path / "job.toml").write_text(text)
     done = subprocess.run(
-        [sys.executable, "-m", "elasticflow", "render", "kubernetes", "job.toml"],
+        [sys.executable, "-m", "elasticflow", "submit", "kubernetes", "job.toml", "--print"],
         cwd=tmp_path,
         capture_output=True,
         text=True,

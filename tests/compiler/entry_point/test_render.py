@@ -255,7 +255,7 @@ def test_the_header_tells_how_to_make_it_again() -> None:
     job = make_job()
     text = _rendered(job, overrides=["train.epochs=3", "job.name=it's"])
     assert f"Made by elasticflow from jobs/small.toml (job digest {job_digest(job)[:16]})." in text
-    command = """elasticflow compile jobs/small.toml --set=train.epochs=3 '--set=job.name=it'"'"'s' -o DIR"""
+    command = """elasticflow plan jobs/small.toml --set=train.epochs=3 '--set=job.name=it'"'"'s' -o DIR"""
     assert f"Make it again:          {command}" in text
 
 

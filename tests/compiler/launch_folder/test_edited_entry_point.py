@@ -101,4 +101,4 @@ def test_edited_entry_point_of_an_earlier_version_is_refused_with_what_it_misses
         f"{train} was edited by hand and written by an earlier version: it uses {told}, which this version does not have"
         == caught.value.message
     )
-    assert "`elasticflow compile jobs/mnist.toml --set=train.epochs=10 -o DIR`" in (caught.value.remedy or "")
+    assert "`elasticflow plan jobs/mnist.toml --set=train.epochs=10 -o DIR`" in (caught.value.remedy or "")

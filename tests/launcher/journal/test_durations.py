@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from datetime import datetime
+import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -57,8 +58,8 @@ PARTS = {
     "detecting": 0.25,
     "restarting": 1.25,
     "waiting": 9.0,
-    "down": 0.0,
     "ending": 1.25,
+    "outage": 0.0,
 }
 
 
@@ -112,23 +113,32 @@ def test_a_run_that_goes_on_elsewhere_does_not_guess() -> None:
     assert durations.of_run() is None
 
 
-@pytest.mark.parametrize(
-    ("last_seen", "down_s"),
-    [("2026-11-27T01:00:00Z", 59.0), (None, 0.0), ("2026-11-27T02:00:00Z", 0.0)],
-    ids=["seen a minute ago", "never seen", "seen by a clock that is ahead"],
-)
-def test_outage_after_a_lost_supervisor_counts_for_the_run(last_seen: str | None, down_s: float) -> None:
-    """From its last sign of life to the start of this launch, whose own time has no part of it."""
+def test_the_end_is_recorded_once() -> None:
+    """The event of a launch's end and the state that is written after it have the same parts."""
     clock = Clock()
-    durations = Durations(dict.fromkeys(PARTS, 1.0), clock)
-    durations.saw({"event": "run.started", "resumed": True})
-    clock.now += 1.0
-    seen = None if last_seen is None else datetime.fromisoformat(last_seen).timestamp()
-    durations.saw({"event": "supervisor.lost", "timestamp": "2026-11-27T01:01:00Z", "last_seen": seen})
-    run = durations.of_run()
-    assert run is not None
-    assert 1.0 + down_s == run["down"]
-    assert 0.0 == durations.of_launch()["down"]
+    durations = lived(Durations({}, clock), clock)
+    told = durations.figures()["durations"]
+    clock.now += 0.25
+    assert told == durations.of_launch() == durations.of_run()
+
+
+def test_the_time_after_a_lost_supervisor_is_an_outage(tmp_path: Path) -> None:
+    """From its last sign of life to the next launch; the pause after an end that was recorded is no part of the run."""
+    folder = RunFolder.of(tmp_path, "job", "r")
+    folder.path.mkdir(parents=True)
+    for status, least, most in (("running", 100.0, 200.0), ("interrupted", 0.0, 0.0)):
+        journal = Journal(folder, 1, lambda _: None)
+        journal.update(at_once=True, status=status)
+        journal.close()
+        state = json.loads(folder.state.read_text())
+        state["updated"] = datetime.fromtimestamp(time.time() - 100, UTC).isoformat()
+        state["durations"]["run"]["outage"] = 0.0
+        folder.state.write_text(json.dumps(state))
+        journal = Journal(folder, 2, lambda _: None)
+        parts = journal.durations.of_run()
+        journal.close()
+        assert parts is not None
+        assert least <= parts["outage"] <= most
 
 
 def test_launch_and_run_are_of_one_moment() -> None:

@@ -57,7 +57,7 @@ def exact_row(name: str, folder: Path) -> tuple[str, bool]:
             [],
         )  # its step moves the optimizers: what is promised is a restart with as many workers
     done = elasticflow(
-        folder, "verify-elastic", "job.toml", f"--worlds={worlds}", f"--steps={STEPS}", "--format=json", *sets
+        folder, "verify", "job.toml", f"--worlds={worlds}", f"--steps={STEPS}", "--format=json", *sets
     )
     print(done.stdout, done.stderr, file=sys.stderr)
     found = json.loads(done.stdout)

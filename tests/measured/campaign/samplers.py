@@ -1,4 +1,4 @@
-"""Samplers, mixtures, collators and hooks under `verify-elastic` and `chaos`: drawn as declared, whatever happens.
+"""Samplers, mixtures, collators and hooks under `verify` and `verify --faults`: drawn as declared, whatever happens.
 
 By hand: `python -m tests.measured.campaign.samplers`; the table lies beside this file.
 """
@@ -135,9 +135,9 @@ def main() -> int:
             (folder / "pyproject.toml").touch()
             (folder / "drawn.py").write_text(MODULE)
             (folder / "job.toml").write_text(JOB + dataset)
-            elastic = answer(folder, "verify-elastic", "job.toml", "--worlds=1,2,3", f"--steps={STEPS}")
+            elastic = answer(folder, "verify", "job.toml", "--worlds=1,2,3", f"--steps={STEPS}")
             options = f"--faults={FAULTS}", f"--seed={SEED}", f"--steps={CHAOS_STEPS}"
-            chaos = answer(folder, "chaos", "job.toml", *options)
+            chaos = answer(folder, "verify", "job.toml", *options)
         is_good &= elastic[0] and chaos[0]
         told = ["same bits" if same else "NOT THE SAME" for same, _ in (elastic, chaos)]
         rows.append(f"| {name} | {' | '.join(told)} |")
@@ -148,7 +148,7 @@ def main() -> int:
         "A dataset that draws, a collator made with arguments that draws (another one for the evaluation), dropout, an evaluation each",
         "4 steps, hooks on all ranks that draw. Every tensor and number of model and optimizer is compared after every step.",
         "",
-        f"| drawn | `verify-elastic`: 1, 2 and 3 workers; killed, drained, resized; {STEPS} steps | `chaos`: {FAULTS} faults in {CHAOS_STEPS} steps |",
+        f"| drawn | `verify`: 1, 2 and 3 workers; killed, drained, resized; {STEPS} steps | `verify --faults`: {FAULTS} faults in {CHAOS_STEPS} steps |",
         "|---|---|---|",
         *rows,
     ]

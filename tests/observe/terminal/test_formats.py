@@ -32,6 +32,7 @@ def test_elapsed(seconds: float, text: str) -> None:
         (0, "0 ms"),
         (0.0042, "4 ms"),
         (0.28, "0.28 s"),
+        (2.26, "2.3 s"),
         (12.14, "12.1 s"),
         (59.97, "1 min 0 s"),
         (200, "3 min 20 s"),

@@ -1,7 +1,7 @@
 """Train the job `mnist`.
 
 Made by elasticflow from jobs/mnist.toml (job digest 0000000000000000).  # = header
-Make it again:          elasticflow compile jobs/mnist.toml -o DIR  # = again
+Make it again:          elasticflow plan jobs/mnist.toml -o DIR  # = again
 Run it without the CLI: bash torchrun.sh, or as one process: python train.py
 It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
 """

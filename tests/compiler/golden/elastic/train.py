@@ -1,7 +1,7 @@
 """Train the job `elastic`.
 
 Made by elasticflow from tests/compiler/golden/elastic/job.toml (job digest de335548e8908b99).
-Make it again:          elasticflow compile tests/compiler/golden/elastic/job.toml -o DIR
+Make it again:          elasticflow plan tests/compiler/golden/elastic/job.toml -o DIR
 Run it without the CLI: bash torchrun.sh, or as one process: python train.py
 It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
 """

@@ -1,7 +1,7 @@
 """Train the job `four-workers`.
 
 Made by elasticflow from tests/compiler/golden/four_workers/job.toml (job digest 72dc8e747dec9115).
-Make it again:          elasticflow compile tests/compiler/golden/four_workers/job.toml -o DIR
+Make it again:          elasticflow plan tests/compiler/golden/four_workers/job.toml -o DIR
 Run it without the CLI: bash torchrun.sh, or as one process: python train.py
 It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
 """

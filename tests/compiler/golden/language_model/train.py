@@ -1,7 +1,7 @@
 """Train the job `language-model`.
 
 Made by elasticflow from tests/compiler/golden/language_model/job.toml (job digest 054fc159ff03dfb5).
-Make it again:          elasticflow compile tests/compiler/golden/language_model/job.toml -o DIR
+Make it again:          elasticflow plan tests/compiler/golden/language_model/job.toml -o DIR
 Run it without the CLI: bash torchrun.sh, or as one process: python train.py
 It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
 """

@@ -1,7 +1,7 @@
 """Train the job `one-worker`.
 
 Made by elasticflow from tests/compiler/golden/one_worker/job.toml (job digest ae3832a7b5108ef2).
-Make it again:          elasticflow compile tests/compiler/golden/one_worker/job.toml -o DIR
+Make it again:          elasticflow plan tests/compiler/golden/one_worker/job.toml -o DIR
 Run it without the CLI: bash torchrun.sh, or as one process: python train.py
 It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
 """

@@ -1,7 +1,7 @@
 """Train the job `own_steps`.
 
 Made by elasticflow from tests/compiler/golden/own_steps/job.toml (job digest a96a0be2ca85247d).
-Make it again:          elasticflow compile tests/compiler/golden/own_steps/job.toml -o DIR
+Make it again:          elasticflow plan tests/compiler/golden/own_steps/job.toml -o DIR
 Run it without the CLI: bash torchrun.sh, or as one process: python train.py
 It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
 """

@@ -1,7 +1,7 @@
 """Train the job `sharded`.
 
 Made by elasticflow from tests/compiler/golden/sharded/job.toml (job digest a8e81d8d5f3520e5).
-Make it again:          elasticflow compile tests/compiler/golden/sharded/job.toml -o DIR
+Make it again:          elasticflow plan tests/compiler/golden/sharded/job.toml -o DIR
 Run it without the CLI: bash torchrun.sh, or as one process: python train.py
 It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
 """

@@ -1,7 +1,7 @@
 """Train the job `transformer`.
 
 Made by elasticflow from tests/compiler/golden/transformer/job.toml (job digest 985ff768f7f446f7).
-Make it again:          elasticflow compile tests/compiler/golden/transformer/job.toml -o DIR
+Make it again:          elasticflow plan tests/compiler/golden/transformer/job.toml -o DIR
 Run it without the CLI: bash torchrun.sh, or as one process: python train.py
 It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
 """

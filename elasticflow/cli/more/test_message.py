@@ -1,4 +1,4 @@
-"""`elasticflow sinks test JOB`: a test message by the job's [notify]."""
+"""The test message of `elasticflow doctor JOB --notify send`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 
 from elasticflow.cli.output import print_json, warn
-from elasticflow.cli.parameters import JOB_FILE, case_option, job_of, overrides_option
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,32 +19,21 @@ if TYPE_CHECKING:
 _RUN_ID = "test"
 
 
-@click.command("test")
-@click.argument("job_file", metavar="JOB", type=JOB_FILE)
-@overrides_option
-@case_option
-@click.option("--dry-run", is_flag=True, help="Show what would be sent, and send nothing.")
-def command(*, job_file: Path, overrides: tuple[str, ...], case: str | None, dry_run: bool) -> int:
-    """Send a test message in each way that the [notify] of JOB names, before a long run.
+def send_test_message(job: Job, project_root: Path, *, only_show: bool) -> int:
+    """Send a test message in each way that the job's [notify] names, or show the messages; return the exit code.
 
-    Exit code 1 if a message was not delivered. Nothing is tried again, and no run is made.
-
-    \b
-    elasticflow sinks test jobs/mnist.toml
-    elasticflow sinks test jobs/mnist.toml --dry-run
+    Nothing is tried again, and no run is made. Exit code 1 if a message was not delivered.
     """
     from elasticflow.errors import ANSWER_IS_NO, FINISHED
     from elasticflow.sinks.notify.notifier import tell
     from elasticflow.sinks.sink import SinkError
 
-    loaded = job_of(job_file, overrides, case)
-    assert loaded.job is not None
-    if loaded.job.notify is None:
+    if job.notify is None:
         warn("the job has no [notify]: it sends no messages")
         return FINISHED
-    run, is_told = _no_run(loaded.job, loaded.project_root), True
-    for name, options in loaded.job.notify.ways().items():
-        if dry_run:
+    run, is_told = _no_run(job, project_root), True
+    for name, options in job.notify.ways().items():
+        if only_show:
             _show(name, options, run)
             continue
         try:

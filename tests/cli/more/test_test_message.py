@@ -1,4 +1,4 @@
-"""`elasticflow sinks test JOB`."""
+"""`elasticflow doctor JOB --notify`."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def test_a_message_goes_out_in_each_way(
     """Once, and no run is made; what fails is told, the others are tried nevertheless."""
     with webhook(200, 404) as hook:
         monkeypatch.setenv("HOOK", hook.url)
-        assert call(["sinks", "test", "job.toml"]) == 0
+        assert call(["doctor", "job.toml", "--notify", "send"]) == 0
         first = capsys.readouterr()
-        assert call(["sinks", "test", "job.toml"]) == 1
+        assert call(["doctor", "job.toml", "--notify", "send"]) == 1
         second = capsys.readouterr()
 
     assert first.out == "notify.url: sent\nnotify.command: sent\n"
@@ -54,7 +54,7 @@ def test_what_would_be_sent_is_shown(
 ) -> None:
     """Nobody is asked, and the address is not shown."""
     monkeypatch.setenv("HOOK", f"https://chat.example.org/{SECRET}")
-    assert call(["sinks", "test", "job.toml", "--dry-run"]) == 0
+    assert call(["doctor", "job.toml", "--notify", "show"]) == 0
     out = capsys.readouterr().out
     assert "notify.url:\n{" in out
     assert '"exit_code": null' in out
@@ -65,5 +65,5 @@ def test_what_would_be_sent_is_shown(
 def test_a_job_that_tells_nobody(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It is said so."""
     (project / "job.toml").write_text(JOB)
-    assert call(["sinks", "test", "job.toml"]) == 0
+    assert call(["doctor", "job.toml", "--notify", "send"]) == 0
     assert "the job has no [notify]" in capsys.readouterr().err

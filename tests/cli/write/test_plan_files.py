@@ -25,11 +25,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_compile_says_what_it_wrote_and_how_to_run_it(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Compile writes the folder, exits 0 and tells the two ways to run it by hand."""
-    assert call(["compile", "small.toml", "-o", "out"]) == 0
+def test_says_what_it_wrote_and_how_to_run_it(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command writes the folder, exits 0 and tells the two ways to run it by hand."""
+    assert call(["plan", "small.toml", "-o", "out"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "wrote out: train.py, torchrun.sh, torchrun.args, plan.json, job.json, sources/",
         "  several workers: bash out/torchrun.sh",
@@ -38,54 +36,52 @@ def test_compile_says_what_it_wrote_and_how_to_run_it(
     assert job_in(project / "out").job.name == "small"
 
 
-def test_compile_applies_overrides(project: Path) -> None:
+def test_applies_overrides(project: Path) -> None:
     """--set changes the job that is compiled."""
-    assert call(["compile", "small.toml", "-o", "out", "--set", "train.epochs=9", "--set", "job.seed=4"]) == 0
+    assert call(["plan", "small.toml", "-o", "out", "--set", "train.epochs=9", "--set", "job.seed=4"]) == 0
     job = job_in(project / "out")
     assert (job.train.epochs, job.job.seed) == (9, 4)
 
 
-def test_compile_keeps_an_edited_entry_point(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_keeps_an_edited_entry_point(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An edited train.py is refused with exit code 2, and replaced by --force."""
-    call(["compile", "small.toml", "-o", "out"])
+    call(["plan", "small.toml", "-o", "out"])
     (project / "out" / "train.py").write_text("# mine\n")
     capsys.readouterr()
-    assert call(["compile", "small.toml", "-o", "out"]) == 2
+    assert call(["plan", "small.toml", "-o", "out"]) == 2
     assert capsys.readouterr().err.splitlines() == [
         "error: out: edited by hand since it was written: train.py",
         "help: --force replaces it; or write to another folder",
     ]
-    assert call(["compile", "small.toml", "-o", "out", "--force"]) == 0
+    assert call(["plan", "small.toml", "-o", "out", "--force"]) == 0
     assert (project / "out" / "train.py").read_text() != "# mine\n"
 
 
-def test_compile_leaves_nothing_of_ours_behind(project: Path) -> None:
+def test_leaves_nothing_of_ours_behind(project: Path) -> None:
     """A base that the job extends no longer goes from the folder; what a person put there stays."""
     base = project / "base.toml"
     base.write_text(JOB)
     (project / "small.toml").write_text('extends = "base.toml"\n')
-    call(["compile", "small.toml", "-o", "out"])
+    call(["plan", "small.toml", "-o", "out"])
     (project / "out" / "notes.txt").write_text("mine\n")
     assert (project / "out" / "sources" / "base.toml").is_file()
     (project / "small.toml").write_text(JOB)
 
-    assert call(["compile", "small.toml", "-o", "out"]) == 0
+    assert call(["plan", "small.toml", "-o", "out"]) == 0
 
     assert not (project / "out" / "sources" / "base.toml").exists()
     assert (project / "out" / "notes.txt").is_file()
 
 
 @pytest.mark.parametrize("place", ["small.toml", "small.toml/out"])
-def test_compile_over_a_file_is_refused(
-    project: Path, capsys: pytest.CaptureFixture[str], place: str
-) -> None:
+def test_over_a_file_is_refused(project: Path, capsys: pytest.CaptureFixture[str], place: str) -> None:
     """A file where a folder should be: said, and untouched."""
-    assert call(["compile", "small.toml", "-o", place]) == 2
+    assert call(["plan", "small.toml", "-o", place]) == 2
     assert "help: a file stands in the way: name a folder" in capsys.readouterr().err
     assert (project / "small.toml").read_text() == JOB
 
 
-@pytest.mark.parametrize("command", [["compile", "-o", "out"], ["plan"]])
+@pytest.mark.parametrize("command", [["plan", "-o", "out"], ["plan"]])
 def test_a_job_with_errors_is_refused(
     project: Path, capsys: pytest.CaptureFixture[str], command: list[str]
 ) -> None:
@@ -134,7 +130,7 @@ def test_the_same_job_compiles_to_the_same_bytes(tmp_path: Path) -> None:
             shutil.rmtree(out, ignore_errors=True)
         job_file, place = (os.path.relpath(path, folder) for path in (project / "jobs" / "small.toml", out))
         subprocess.run(
-            [sys.executable, "-m", "elasticflow", "compile", job_file, "-o", place],
+            [sys.executable, "-m", "elasticflow", "plan", job_file, "-o", place],
             cwd=folder,
             env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **variables},
             umask=(0o022, 0o077)[number % 2],
@@ -148,13 +144,13 @@ def test_the_same_job_compiles_to_the_same_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("real_processes")
-def test_plan_and_compile_load_no_torch(project: Path) -> None:
-    """Neither command loads torch, nor what only other commands need."""
+def test_no_torch_is_loaded(project: Path) -> None:
+    """Neither the plan nor its files need torch, nor what only other commands need."""
     code = (
         "import sys\n"
         "from elasticflow.cli.main import call\n"
         "assert call(['plan', 'small.toml']) == 0\n"
-        "assert call(['compile', 'small.toml', '-o', 'out']) == 0\n"
+        "assert call(['plan', 'small.toml', '-o', 'out']) == 0\n"
         "print('loaded:', *sorted({'torch', 'numpy', 'fsspec', 'structlog', 'pieces'} & set(sys.modules)))\n"
     )
     environ = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}

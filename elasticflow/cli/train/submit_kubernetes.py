@@ -1,4 +1,4 @@
-"""`elasticflow render kubernetes JOB`: a manifest for kubectl."""
+"""`elasticflow submit kubernetes JOB`: a manifest for kubectl, applied, printed or written."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.parameters import JOB_FILE, RUN_ID, case_option, output_option, overrides_option
+from elasticflow.cli.parameters import JOB_FILE, RUN_ID, case_option, overrides_option
+from elasticflow.cli.train.submit_group import print_options, write_out
 from elasticflow.jobfile.diagnostics import codes
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ _SAID_OTHERWISE = frozenset({codes.NO_ENDPOINT, codes.LOCAL_SNAPSHOTS})
 
 @click.command("kubernetes")
 @click.argument("job_file", metavar="JOB", type=JOB_FILE)
-@output_option
+@print_options
 @click.option(
     "--form",
     type=click.Choice(["job", "jobset", "trainjob"]),
@@ -38,23 +39,25 @@ def command(
     run_id: str | None,
     case: str | None,
     overrides: tuple[str, ...],
+    *,
+    is_printed: bool,
 ) -> None:
-    """Write a job as a manifest with a pod for each node; the pods meet, restart and grow by themselves.
+    """Apply a job as a manifest with a pod for each node; the pods meet, restart and grow by themselves.
 
     [kubernetes] in the job file gives the image and the resources of the pods. Applied again, or after its pods are
-    gone, the manifest continues the same run.
+    gone, the manifest continues the same run. kubectl applies it, in the namespace and context that kubectl is set to.
 
     \b
-    elasticflow render kubernetes jobs/mnist.toml -o mnist.yaml
-    kubectl apply -f mnist.yaml
-    elasticflow render kubernetes jobs/mnist.toml --run-id second -o second.yaml
-    elasticflow render kubernetes jobs/mnist.toml --form jobset
+    elasticflow submit kubernetes jobs/mnist.toml
+    elasticflow submit kubernetes jobs/mnist.toml -o mnist.yaml   then: kubectl apply -f mnist.yaml
+    elasticflow submit kubernetes jobs/mnist.toml --run-id second
+    elasticflow submit kubernetes jobs/mnist.toml --form jobset --print
     """
     from elasticflow.cli.output import show_warnings
+    from elasticflow.clusters.kubernetes.kubectl import apply
     from elasticflow.clusters.kubernetes.render import render_kubernetes
     from elasticflow.jobfile.load import require_job
     from elasticflow.run_folder import RUN_ID as FORM_OF_ID
-    from elasticflow.system import atomic_files
 
     if run_id is not None and not FORM_OF_ID.fullmatch(run_id):
         raise click.BadParameter("letters, digits, '.', '_' and '-' only, at most 100", param_hint="--run-id")
@@ -62,8 +65,7 @@ def command(
     loaded = require_job(job_file, overrides, case=case, environment=None)
     text = render_kubernetes(loaded, overrides, form, run_id)
     show_warnings(loaded, but=_SAID_OTHERWISE)
-    if target is None:
-        click.echo(text, nl=False)
+    if is_printed or target is not None:
+        write_out(text, target, "kubectl apply -f")
     else:
-        atomic_files.write(target, (text.encode(),))
-        click.echo(f"wrote {target}: kubectl apply -f {target}")
+        click.echo(apply(text), nl=False)

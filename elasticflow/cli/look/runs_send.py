@@ -1,4 +1,4 @@
-"""`elasticflow sinks send [RUN]`: the reader of a running launch, in the foreground."""
+"""`elasticflow runs send [RUN]`: the reader of a running launch, in the foreground."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def command(*, run: str | None, timeout: str) -> int:
     Each sink continues in the same remote run; nothing is sent twice. A run that is running sends by itself.
 
     \b
-    elasticflow sinks send
-    elasticflow sinks send mnist --timeout "10 min"
+    elasticflow runs send
+    elasticflow runs send mnist --timeout "10 min"
     """
     from elasticflow.errors import ANSWER_IS_NO, FINISHED
     from elasticflow.jobfile.project import current_project_root
