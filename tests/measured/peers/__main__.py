@@ -14,7 +14,7 @@ import itertools
 import json
 import os
 import platform
-import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -57,7 +57,9 @@ def install(environments: Path, peers: list[Peer]) -> None:
         ).stdout
         versions[peer.environment] = {entry["name"]: entry["version"] for entry in json.loads(frozen)}
     VERSIONS.parent.mkdir(exist_ok=True)
-    kept = {name: {n: v for n, v in of.items() if n.lower() in _named()} for name, of in sorted(versions.items())}
+    kept = {
+        name: {n: v for n, v in of.items() if n.lower() in _named()} for name, of in sorted(versions.items())
+    }
     VERSIONS.write_text(json.dumps(kept, indent=1) + "\n")
 
 
@@ -101,7 +103,9 @@ def tried(peer: Peer, fault: str, number: int, options: argparse.Namespace, faul
     most = options.workers if of_nodes else 1
     nodes = most - 1 if fault == "join" else most
     each = 1 if of_nodes else options.workers
-    key = f"{peer.environment}-{peer.key}-{options.model}-{options.workers}".replace(" ", "_").replace(":", "-")
+    key = f"{peer.environment}-{peer.key}-{options.model}-{options.workers}".replace(" ", "_").replace(
+        ":", "-"
+    )
     folder = options.work / key / fault
     trial = Trial(
         peer, python_of(peer, options.environments), folder, nodes, most, each, options.model, options.epochs
@@ -165,7 +169,10 @@ def judged(trial: Trial, facts: dict[str, Any], undisturbed: Path) -> dict[str, 
         if fault is None:
             found |= vars(judging.speed(steps, SAVE_EVERY))
         elif (other := judging.final_of(undisturbed)) is not None:
-            found |= {"same_bits": other.digest == final.digest, "difference": judging.difference(final, other)}
+            found |= {
+                "same_bits": other.digest == final.digest,
+                "difference": judging.difference(final, other),
+            }
     return found
 
 
@@ -179,13 +186,16 @@ def main() -> None:
     parser.add_argument("--model", choices=("mlp", "gpt"), default="mlp")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--at", nargs=2, type=int, help="range of the faults' steps, where it is not the plan's")
+    parser.add_argument(
+        "--at", nargs=2, type=int, help="range of the faults' steps, where it is not the plan's"
+    )
     parser.add_argument("--limit", type=float, help="seconds to the end, where they are not the plan's")
     parser.add_argument("--trials", type=Path, default=TRIALS, help="file of the trials")
     parser.add_argument("--seconds", type=float, default=1500.0, help="after which no trial begins")
     parser.add_argument("--environments", type=Path, default=CACHE, help="folder of the environments")
     parser.add_argument("--work", type=Path, default=CACHE / "work", help="folder of the runs")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # and nothing that was started is left
     for folder in (options.environments, options.work):
         folder.mkdir(parents=True, exist_ok=True)
     if options.command == "install":

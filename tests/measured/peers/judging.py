@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 from collections import Counter, defaultdict
@@ -162,7 +163,7 @@ def speed(steps: Sequence[Step], save_every: int, skipped: int = 100) -> Speed:
     for step in steps:
         by_pid[step.pid].append(step)
     one = min(by_pid.values(), key=lambda of_pid: (-len(of_pid), of_pid[0].rank))[skipped:]
-    took = {a.step: b.t - a.t for a, b in zip(one, one[1:], strict=False)}
+    took = {a.step: b.t - a.t for a, b in itertools.pairwise(one)}
     usual = statistics.median(took.values())
     saving = [seconds - usual for step, seconds in took.items() if step % save_every == 0]
     return Speed(
@@ -204,5 +205,7 @@ def difference(one: Final, other: Final) -> float:
     """Return the largest difference between two runs' weights."""
     import torch
 
-    pairs = zip(*(torch.load(final.path, weights_only=True)["weights"] for final in (one, other)), strict=True)
+    pairs = zip(
+        *(torch.load(final.path, weights_only=True)["weights"] for final in (one, other)), strict=True
+    )
     return float(max((a - b).abs().max() for a, b in pairs))

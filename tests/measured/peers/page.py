@@ -15,9 +15,15 @@ from tests.measured.peers.peers import LEFT_OUT, PEERS, SCRIPTS, Peer
 Record = Mapping[str, Any]
 GUIDE = Path(__file__).parents[3] / "elasticflow" / "guide"
 BARS, GRID = "compared_kill.svg", "compared_faults.svg"
-FAULTS = tuple(fault for fault in tomllib.loads(Path(__file__).with_name("plan.toml").read_text())["faults"])[1:]
+FAULTS = tuple(fault for fault in tomllib.loads(Path(__file__).with_name("plan.toml").read_text())["faults"])[
+    1:
+]
 SHORT = dict(
-    zip(FAULTS, ("kill", "node lost", "SIGTERM", "SIGSTOP", "half file", "bit flip", "full disk", "join", "leave"), strict=True)
+    zip(
+        FAULTS,
+        ("kill", "node lost", "SIGTERM", "SIGSTOP", "half file", "bit flip", "full disk", "join", "leave"),
+        strict=True,
+    )
 )
 SAVE_EVERY = 50
 ROUNDING = 1e-3  # sums of one worker and of two differ in their last bits, and training makes more of it
@@ -54,7 +60,9 @@ def outcome(record: Record | None) -> Outcome:
             return Outcome("none", "never had both workers")
         resumed = record.get("resumed_from")
         if record["ended"]:
-            return Outcome("stopped", "stopped" if resumed is None else f"stopped at step {record['reached']}")
+            return Outcome(
+                "stopped", "stopped" if resumed is None else f"stopped at step {record['reached']}"
+            )
         return Outcome("stopped", "hung" if resumed is None else "too slow")
     if record["lost"] or record["repeated"] or not record["is_whole"]:
         return Outcome("samples", f"{record['lost']} lost, {record['repeated']} repeated")
@@ -119,7 +127,9 @@ def table(trials: Mapping[tuple[str, str, str], Record]) -> str:
         calm = of_peer["none"] or {}
         figures = [seconds(calm.get("first_step_s")), calm.get("steps_per_s", ""), calm.get("stall_ms", "")]
         cells = [
-            f"not promised: {peer.not_promised[fault]}" if fault in peer.not_promised else cell(of_peer[fault])
+            f"not promised: {peer.not_promised[fault]}"
+            if fault in peer.not_promised
+            else cell(of_peer[fault])
             for fault in FAULTS
         ]
         name = peer.name + (", tuned" if peer.variant == "tuned" else "")
@@ -164,7 +174,9 @@ def figures(trials: Mapping[tuple[str, str, str], Record]) -> list[Figure]:
         Figure("steps per second", of("none", "steps_per_s"), more_is_better=True, unit=""),
         Figure("stall of a checkpoint", of("none", "stall_ms"), more_is_better=False, unit=" ms"),
         *(
-            Figure(f"time without a step, {SHORT[fault]}", of(fault, "pause_s"), more_is_better=False, unit=" s")
+            Figure(
+                f"time without a step, {SHORT[fault]}", of(fault, "pause_s"), more_is_better=False, unit=" s"
+            )
             for fault in FAULTS
         ),
         *(
@@ -247,14 +259,22 @@ def bars(trials: Mapping[tuple[str, str, str], Record]) -> str:
             caught = (record or {}).get("caught_up_s")
             told.append(f"{name}: {seconds(pause)} s, new step after {seconds(caught)} s, {found.words}")
             if caught is not None:
-                parts.append(f'<rect class="again" x="{left}" y="{y + 14}" width="{length(caught):.1f}" height="16"/>')
-            parts.append(f'<rect class="{found.kind}" x="{left}" y="{y + 14}" width="{length(pause):.1f}" height="16"/>')
+                parts.append(
+                    f'<rect class="again" x="{left}" y="{y + 14}" width="{length(caught):.1f}" height="16"/>'
+                )
+            parts.append(
+                f'<rect class="{found.kind}" x="{left}" y="{y + 14}" width="{length(pause):.1f}" height="16"/>'
+            )
             label = f"{seconds(pause)} / {seconds(caught)} s" if caught is not None else f"{seconds(pause)} s"
             x = left + length(max(pause, caught or 0)) + 4
             parts.append(f'<text class="small" x="{x:.1f}" y="{y + 26}">{label}</text>')
         y += 38
-    parts.append(f'<text class="small" x="12" y="{y + 12}">Logarithmic. First part: no step at all, coloured by the outcome</text>')
-    parts.append(f'<text class="small" x="12" y="{y + 28}">as in the next picture; blue: steps that are made again.</text>')
+    parts.append(
+        f'<text class="small" x="12" y="{y + 12}">Logarithmic. First part: no step at all, coloured by the outcome</text>'
+    )
+    parts.append(
+        f'<text class="small" x="12" y="{y + 28}">as in the next picture; blue: steps that are made again.</text>'
+    )
     return _svg(title, "; ".join(told), y + 44, parts)
 
 
@@ -277,10 +297,14 @@ def grid(trials: Mapping[tuple[str, str, str], Record]) -> str:
             record = None if fault in peer.not_promised else trials.get((peer.name, peer.variant, fault))
             found, x = outcome(record), 8 + number * each
             value = record.get("pause_s") if record else None
-            label = "–" if value is None else f"{value:.1f}" if value < 10 else f"{value:.0f}"
+            label = "-" if value is None else f"{value:.1f}" if value < 10 else f"{value:.0f}"
             told.append(f"{name}, {SHORT[fault]}: {found.words}")
-            parts.append(f'<rect class="{found.kind}" x="{x + 1:.1f}" y="{y + 14}" width="{each - 2:.1f}" height="18" rx="2"/>')
-            parts.append(f'<text class="small" x="{x + each / 2:.1f}" y="{y + 27}" text-anchor="middle">{label}</text>')
+            parts.append(
+                f'<rect class="{found.kind}" x="{x + 1:.1f}" y="{y + 14}" width="{each - 2:.1f}" height="18" rx="2"/>'
+            )
+            parts.append(
+                f'<text class="small" x="{x + each / 2:.1f}" y="{y + 27}" text-anchor="middle">{label}</text>'
+            )
         y += 40
     for kind, words in KINDS.items():
         parts.append(f'<rect class="{kind}" x="12" y="{y + 2}" width="16" height="12" rx="2"/>')
@@ -296,7 +320,14 @@ def page(records: Sequence[Record], versions: Mapping[str, Mapping[str, str]]) -
     loads = [record["load"] for record in trials.values()]
     machine = next(iter(trials.values()))["machine"] if trials else ""
     better = others_are_better(trials)
-    parts = [TEXT_TOP.format(days=" to ".join(dict.fromkeys((days[0], days[-1]))), machine=machine, least=min(loads), most=max(loads))]
+    parts = [
+        TEXT_TOP.format(
+            days=" to ".join(dict.fromkeys((days[0], days[-1]))),
+            machine=machine,
+            least=min(loads),
+            most=max(loads),
+        )
+    ]
     parts += ["## Table", "", LEGEND, "", table(trials), ""]
     parts += ["## Where others are better", "", WHERE, "", *(better or ["- nowhere in this table"]), ""]
     for model, workers in (("gpt", 2), ("mlp", 3)):

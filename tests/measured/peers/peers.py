@@ -107,7 +107,9 @@ def _torchrun(
     return command
 
 
-def _torchft(*, lighthouse_join_ms: int, heartbeat_ms: int | None) -> dict[str, Callable[[Layout], Sequence[str]]]:
+def _torchft(
+    *, lighthouse_join_ms: int, heartbeat_ms: int | None
+) -> dict[str, Callable[[Layout], Sequence[str]]]:
     def command(at: Layout) -> Sequence[str]:
         return [
             str(at.bin / "torchrun"),
@@ -155,16 +157,23 @@ def _elasticflow(job: str) -> Callable[[Layout], Sequence[str]]:
             endpoint = f"127.0.0.1:{at.port}"
             run += [f"--set=nodes.max={at.nodes}", f"--set=nodes.endpoint={endpoint}"]
             run += [f"--join={endpoint}"] if at.node else []
-        return [*run, f"--set=nodes.nproc_per_node={at.workers}", *(["--set=train.epochs=" + str(at.epochs)] if "job" in job else [])]
+        return [
+            *run,
+            f"--set=nodes.nproc_per_node={at.workers}",
+            *(["--set=train.epochs=" + str(at.epochs)] if "job" in job else []),
+        ]
 
     return command
 
 
 _RDZV = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
 _TUNED = "--max-restarts=100, process group's timeout 10 s, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, " + _RDZV
-_RESIZES = "a fixed number of processes"
 _ONE_FILE = ("checkpoint.pt",)
-_FT = {"environment": "torchft", "packages": (TORCH, "torchft-nightly==2026.10.26", "numpy"), "script": "torchft_ddp.py"}
+_FT = {
+    "environment": "torchft",
+    "packages": (TORCH, "torchft-nightly==2026.10.26", "numpy"),
+    "script": "torchft_ddp.py",
+}
 
 PEERS = [
     Peer(
@@ -251,8 +260,8 @@ PEERS = [
         _torchrun(
             "nvrx_ddp.py",
             "--max-restarts=100",
-            "--ft-initial-rank-heartbeat-timeout=10",
-            "--ft-rank-heartbeat-timeout=3",
+            "--ft-initial-rank-heartbeat-timeout=30",
+            "--ft-rank-heartbeat-timeout=5",
             "--ft-workload-check-interval=0.5",
             "--workers-stop-timeout=2",
             program="ft_launcher",
@@ -260,7 +269,7 @@ PEERS = [
         ),
         "nvrx_ddp.py",
         _ONE_FILE,
-        "--max-restarts=100, heartbeats 10 and 3 s, checked every 0.5 s, --workers-stop-timeout=2; " + _RDZV,
+        "--max-restarts=100, heartbeats 30 and 5 s, checked every 0.5 s, --workers-stop-timeout=2; " + _RDZV,
         {**FRESH_STORE, **PG_TIMEOUT},
     ),
     Peer(
@@ -280,7 +289,7 @@ PEERS = [
         (TORCH, "lightning==2.6.6"),
         _torchrun("lightning_module.py", "--max-restarts=3"),
         "lightning_module.py",
-        ("*.ckpt",),
+        ("last.ckpt",),
         'ModelCheckpoint(save_last=True), ckpt_path="last"; torchrun --max-restarts=3',
     ),
     Peer(
@@ -290,7 +299,7 @@ PEERS = [
         (TORCH, "lightning==2.6.6"),
         _torchrun("lightning_module.py", "--max-restarts=100", rdzv=_RDZV),
         "lightning_module.py",
-        ("*.ckpt",),
+        ("last.ckpt",),
         _TUNED,
         {**FRESH_STORE, **PG_TIMEOUT},
     ),
@@ -337,4 +346,8 @@ LEFT_OUT = {
 
 def python_of(peer: Peer, environments: Path) -> Path:
     """Return the folder of the peer's programs; elasticflow's are those of the checkout."""
-    return Path(sys.executable).parent if peer.environment == "elasticflow" else environments / peer.environment / "bin"
+    return (
+        Path(sys.executable).parent
+        if peer.environment == "elasticflow"
+        else environments / peer.environment / "bin"
+    )

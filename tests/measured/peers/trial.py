@@ -11,11 +11,11 @@ import subprocess
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import psutil
 
-from tests.measured.peers import judging
 from tests.measured.peers.peers import SCRIPTS, Layout, Peer
 from tests.servers import free_port
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MARK = "PEERS_NODE"
 POLL_S = 0.01
-START_LIMIT_S = 120.0
+START_LIMIT_S = 240.0
 
 
 @dataclass
@@ -255,7 +255,7 @@ class Plan:
 
 
 def strike(trial: Trial, fault: str, plan: Plan, number: int) -> dict[str, Any]:
-    """Let training reach its step, and have the fault happen; return what is to be told of it."""
+    """Let training reach its step, and have the fault happen; return what is to be told of it, `fault` being its time."""
     chance = plan.random_of(fault, number)
     at = chance.randint(*plan.steps)
     if fault == "none":
@@ -267,41 +267,71 @@ def strike(trial: Trial, fault: str, plan: Plan, number: int) -> dict[str, Any]:
 
     if not trial.wait(ready, START_LIMIT_S):
         return {"note": f"step {at} was not reached with {world} workers", "never": True}
-    facts: dict[str, Any] = {"at_step": trial.step(), "fault": time.time()}
-    if fault in {"worker", "stop"}:
-        pids = trial.workers_now()
-        pid = chance.choice(pids)
-        facts["fault"] = time.time()
-        os.kill(pid, signal.SIGKILL if fault == "worker" else signal.SIGSTOP)
-    elif fault == "node":
-        facts["fault"] = time.time()
-        trial.kill(trial.nodes - 1)
-    elif fault == "leave":
-        facts["grace_s"] = round(trial.terminate(trial.nodes - 1, plan.grace_s), 2)
-    elif fault == "join":
-        trial.start_node(trial.nodes)
-    elif fault == "term":
-        facts["grace_s"] = round(trial.terminate(None, plan.grace_s), 2)
-        facts["before"] = trial.step()
-        trial.kill()
-        facts["fault"] = time.time()
-        trial.start()
-    elif fault in {"half", "bit"}:
-        trial.kill()
-        facts["before"] = trial.step()
-        path = trial.newest_checkpoint()
-        damage(path, fault)
-        facts |= {"damaged": str(path.relative_to(trial.state)), "fault": time.time()}
-        trial.start()
-    elif fault == "full":
-        filler = trial.state / "filler"
-        with filler.open("wb") as file, suppress(OSError):
-            while True:
-                os.write(file.fileno(), bytes(1 << 16))
-        facts["filled"] = filler.stat().st_size
-        time.sleep(plan.full_s)
-        filler.unlink()
+    facts = {"at_step": trial.step(), "fault": time.time()}
+    return {**facts, **_ACTS[fault](trial, plan, chance)}
+
+
+def _signal(number: int, trial: Trial, plan: Plan, chance: random.Random) -> dict[str, Any]:
+    pid = chance.choice(trial.workers_now())
+    at = time.time()
+    os.kill(pid, number)
+    return {"fault": at}
+
+
+def _node(trial: Trial, plan: Plan, chance: random.Random) -> dict[str, Any]:
+    trial.kill(trial.nodes - 1)
+    return {}
+
+
+def _leave(trial: Trial, plan: Plan, chance: random.Random) -> dict[str, Any]:
+    return {"grace_s": round(trial.terminate(trial.nodes - 1, plan.grace_s), 2)}
+
+
+def _join(trial: Trial, plan: Plan, chance: random.Random) -> dict[str, Any]:
+    trial.start_node(trial.nodes)
+    return {}
+
+
+def _term(trial: Trial, plan: Plan, chance: random.Random) -> dict[str, Any]:
+    took = round(trial.terminate(None, plan.grace_s), 2)
+    trial.kill()
+    facts = {"grace_s": took, "before": trial.step(), "fault": time.time()}
+    trial.start()
     return facts
+
+
+def _damage(fault: str, trial: Trial, plan: Plan, chance: random.Random) -> dict[str, Any]:
+    trial.kill()
+    path = trial.newest_checkpoint()
+    damage(path, fault)
+    damaged = str(path.relative_to(trial.state))
+    facts = {"before": trial.step(), "damaged": damaged, "fault": time.time()}
+    trial.start()
+    return facts
+
+
+def _full(trial: Trial, plan: Plan, chance: random.Random) -> dict[str, Any]:
+    filler = trial.state / "filler"
+    with filler.open("wb") as file, suppress(OSError):
+        while True:
+            os.write(file.fileno(), bytes(1 << 16))
+    filled = filler.stat().st_size
+    time.sleep(plan.full_s)
+    filler.unlink()
+    return {"filled": filled}
+
+
+_ACTS: dict[str, Callable[[Trial, Plan, random.Random], dict[str, Any]]] = {
+    "worker": partial(_signal, signal.SIGKILL),
+    "stop": partial(_signal, signal.SIGSTOP),
+    "node": _node,
+    "leave": _leave,
+    "join": _join,
+    "term": _term,
+    "half": partial(_damage, "half"),
+    "bit": partial(_damage, "bit"),
+    "full": _full,
+}
 
 
 def damage(path: Path, fault: str) -> None:

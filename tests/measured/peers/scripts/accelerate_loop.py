@@ -36,7 +36,9 @@ def main() -> None:
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     position = Position()
     accelerator.register_for_checkpointing(position)
-    saved = sorted((STATE / "checkpoints").glob("checkpoint_*"), key=lambda path: int(path.name.split("_")[1]))
+    saved = sorted(
+        (STATE / "checkpoints").glob("checkpoint_*"), key=lambda path: int(path.name.split("_")[1])
+    )
     if saved:
         accelerator.load_state(str(saved[-1]))
         project.iteration = int(saved[-1].name.split("_")[1]) + 1

@@ -19,7 +19,7 @@ def save(model: Counted, optimizer: CountedSGD, step: int) -> None:
     if dist.get_rank() == 0:
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
         torch.save(state, CHECKPOINT.with_suffix(".tmp"))
-        os.replace(CHECKPOINT.with_suffix(".tmp"), CHECKPOINT)  # noqa: PTH105
+        os.replace(CHECKPOINT.with_suffix(".tmp"), CHECKPOINT)
 
 
 def main() -> None:

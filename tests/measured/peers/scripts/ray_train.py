@@ -31,7 +31,9 @@ def loop() -> None:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         step = state["step"]
-    replicas = ray.train.torch.prepare_model(model) if dist.get_world_size() > 1 else DistributedDataParallel(model)
+    replicas = (
+        ray.train.torch.prepare_model(model) if dist.get_world_size() > 1 else DistributedDataParallel(model)
+    )
     dataset = Samples()
     sampler = DistributedSampler(dataset, seed=SEED)
     loader = DataLoader(dataset, batch_size=BATCH // dist.get_world_size(), sampler=sampler)
@@ -47,7 +49,11 @@ def loop() -> None:
                 with tempfile.TemporaryDirectory() as folder:
                     saved = None
                     if dist.get_rank() == 0:
-                        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+                        state = {
+                            "model": model.state_dict(),
+                            "optimizer": optimizer.state_dict(),
+                            "step": step,
+                        }
                         torch.save(state, Path(folder) / "state.pt")
                         saved = ray.train.Checkpoint.from_directory(folder)
                     ray.train.report({"step": step}, checkpoint=saved)
@@ -67,7 +73,9 @@ def main() -> None:
     )
     TorchTrainer(
         loop,
-        torch_config=TorchConfig(backend="gloo", timeout_s=int(float(os.environ.get("PG_TIMEOUT_S", "1800")))),
+        torch_config=TorchConfig(
+            backend="gloo", timeout_s=int(float(os.environ.get("PG_TIMEOUT_S", "1800")))
+        ),
         scaling_config=ray.train.ScalingConfig(num_workers=most if least == most else (least, most)),
         run_config=ray.train.RunConfig(
             name="peers",

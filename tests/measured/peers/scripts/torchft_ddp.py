@@ -56,7 +56,7 @@ def main() -> None:
             if step % SAVE_EVERY == 0:
                 state = {"model": counted.state_dict(), "optimizer": inner.state_dict()}
                 torch.save({**state, "manager": manager.state_dict()}, CHECKPOINT.with_suffix(".tmp"))
-                os.replace(CHECKPOINT.with_suffix(".tmp"), CHECKPOINT)  # noqa: PTH105
+                os.replace(CHECKPOINT.with_suffix(".tmp"), CHECKPOINT)
             if step >= STEPS:
                 break
     manager.shutdown(wait=False)

@@ -45,7 +45,11 @@ class MLP(nn.Sequential):
     def __init__(self) -> None:
         width = 960
         super().__init__(
-            nn.Linear(FEATURES, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, CLASSES)
+            nn.Linear(FEATURES, width),
+            nn.ReLU(),
+            nn.Linear(width, width),
+            nn.ReLU(),
+            nn.Linear(width, CLASSES),
         )
 
 
@@ -137,7 +141,10 @@ class CountedSGD(torch.optim.SGD):
         weights = [p for p in every if p.dtype != torch.float64]
         self._weights = weights
         self._lines = Records("steps", "jsonl")
-        groups: list[dict[str, Any]] = [{"params": weights}, {"params": [self._count], "lr": 1.0, "momentum": 0}]
+        groups: list[dict[str, Any]] = [
+            {"params": weights},
+            {"params": [self._count], "lr": 1.0, "momentum": 0},
+        ]
         super().__init__(groups, lr=LEARNING_RATE, momentum=0.9)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
