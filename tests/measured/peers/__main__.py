@@ -72,7 +72,9 @@ def attempts(options: argparse.Namespace, faults: Plan) -> Iterator[tuple[Peer, 
     """Yield peers, faults and numbers, the undisturbed run of each peer first."""
     names = [name for name in faults.faults if name in options.fault]
     for number, fault, key in itertools.product(range(options.tries), names, options.peer):
-        yield BY_KEY[key], fault, number
+        peer = BY_KEY[key]
+        if fault in peer.faults:
+            yield peer, fault, number
 
 
 def measure(options: argparse.Namespace) -> None:
@@ -80,16 +82,12 @@ def measure(options: argparse.Namespace) -> None:
     faults = plan()
     if options.at:
         faults = replace(faults, steps=tuple(options.at))
-    if options.limit:
-        faults = replace(faults, limit_s=options.limit)
     end = time.monotonic() + options.seconds
     options.trials.parent.mkdir(exist_ok=True)
     for peer, fault, number in attempts(options, faults):
         if time.monotonic() > end:
             print("the time is over", file=sys.stderr)
             return
-        if fault in peer.not_promised:
-            continue
         record = tried(peer, fault, number, options, faults)
         with options.trials.open("a") as file:
             file.write(json.dumps(record) + "\n")
@@ -117,7 +115,9 @@ def tried(peer: Peer, fault: str, number: int, options: argparse.Namespace, faul
             load = os.getloadavg()[0]
             trial.start()
             facts = strike(trial, fault, faults, number)
-            ended = not facts.get("never") and trial.await_end(faults.limit_s)
+            ended = not facts.get("never") and trial.await_end(
+                options.limit or faults.faults[fault].get("limit_s", faults.limit_s)
+            )
             reached, codes = trial.step(), trial.exit_codes()
         finally:
             trial.kill()
@@ -185,7 +185,7 @@ def main() -> None:
     parser.add_argument("--tries", type=int, default=1, help="of each fault")
     parser.add_argument("--model", choices=("mlp", "gpt"), default="mlp")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument(
         "--at", nargs=2, type=int, help="range of the faults' steps, where it is not the plan's"
     )

@@ -46,8 +46,9 @@ KINDS = {
     "close": "all samples once, weights differ by rounding",
     "samples": "samples lost or repeated",
     "weights": "other weights, without a word",
-    "stopped": "stopped, or not done within 60 s",
-    "none": "not promised, or not measured",
+    "stopped": "stopped, or not done within 60 s (SIGSTOP: 40)",
+    "unpromised": "not survived, and not promised",
+    "none": "not measured",
 }
 
 
@@ -55,9 +56,18 @@ def outcome(record: Record | None) -> Outcome:
     """Return what became of a trial; None: there was none."""
     if record is None:
         return Outcome("none", "-")
+    found = _outcome(record)
+    peer = next(peer for peer in PEERS if (peer.name, peer.variant) == (record["peer"], record["variant"]))
+    is_open = record["fault"] in peer.not_promised or (peer.lossy and found.kind in {"samples", "weights"})
+    if is_open and found.kind not in {"same", "close", "none"}:
+        return Outcome("unpromised", f"{found.words} (not promised)")
+    return found
+
+
+def _outcome(record: Record) -> Outcome:
     if "lost" not in record:
         if record.get("note"):
-            return Outcome("none", "never had both workers")
+            return Outcome("none", "never had all workers")
         resumed = record.get("resumed_from")
         if record["ended"]:
             return Outcome(
@@ -89,17 +99,23 @@ def lines_of(peer: Peer) -> int:
     import ast
 
     text = (SCRIPTS / peer.script).read_text()
+    more = _lines_of_job(peer.job) if peer.job else 0
     if peer.script.endswith(".toml"):
-        return sum(bool(line.strip()) and not line.startswith("#") for line in text.splitlines())
+        return _lines_of_job(peer.script)
     tree = ast.parse(text)
     left_out: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node):
             left_out |= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
-    return sum(
+    return more + sum(
         bool(line.strip()) and not line.strip().startswith("#") and number not in left_out
         for number, line in enumerate(text.splitlines(), 1)
     )
+
+
+def _lines_of_job(name: str) -> int:
+    lines = (SCRIPTS / name).read_text().splitlines()
+    return sum(bool(line.strip()) and not line.startswith("#") for line in lines)
 
 
 def seconds(value: float | None) -> str:
@@ -126,12 +142,7 @@ def table(trials: Mapping[tuple[str, str, str], Record]) -> str:
             continue
         calm = of_peer["none"] or {}
         figures = [seconds(calm.get("first_step_s")), calm.get("steps_per_s", ""), calm.get("stall_ms", "")]
-        cells = [
-            f"not promised: {peer.not_promised[fault]}"
-            if fault in peer.not_promised
-            else cell(of_peer[fault])
-            for fault in FAULTS
-        ]
+        cells = [cell(of_peer[fault]) for fault in FAULTS]
         name = peer.name + (", tuned" if peer.variant == "tuned" else "")
         lines.append("| " + " | ".join([name, str(lines_of(peer)), *map(str, figures), *cells]) + " |")
     return "\n".join(lines)
@@ -210,11 +221,11 @@ def others_are_better(trials: Mapping[tuple[str, str, str], Record], least: floa
 STYLE = """
     .back { fill: #ffffff; stroke: #d0d7de } text { fill: #1f2328; font-size: 12px } .small { font-size: 11px; fill: #424a53 }
     .grid { stroke: #d0d7de } .same { fill: #aceebb } .close { fill: #dafbe1 } .samples { fill: #ffd8b5 }
-    .weights { fill: #ffcecb } .stopped { fill: #d8dee4 } .none { fill: #f6f8fa } .again { fill: #b6e3ff }
+    .weights { fill: #ffcecb } .stopped { fill: #d0d7de } .unpromised { fill: #e8ebef } .none { fill: #f6f8fa } .again { fill: #b6e3ff }
     @media (prefers-color-scheme: dark) {
       .back { fill: #0d1117; stroke: #30363d } text { fill: #f0f6fc } .small { fill: #d1d7e0 }
       .grid { stroke: #30363d } .same { fill: #055d20 } .close { fill: #033a16 } .samples { fill: #5a3600 }
-      .weights { fill: #67060c } .stopped { fill: #343b44 } .none { fill: #151b23 } .again { fill: #0c2d6b }
+      .weights { fill: #67060c } .stopped { fill: #3d444d } .unpromised { fill: #262c36 } .none { fill: #151b23 } .again { fill: #0c2d6b }
     }
 """
 FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
@@ -238,7 +249,7 @@ def _rows(trials: Mapping[tuple[str, str, str], Record]) -> list[Peer]:
 
 def bars(trials: Mapping[tuple[str, str, str], Record]) -> str:
     """Return the picture of a killed worker: seconds to the next step, and until the lost steps are made again."""
-    title = "kill -9 of a worker: seconds to the next step, and to a new step"
+    title = "kill -9 of a worker: seconds to the next, and to a new step"
     least, most, left, width = math.log10(0.05), math.log10(60), 12, WIDTH - 84
 
     def length(value: float) -> float:
@@ -294,7 +305,7 @@ def grid(trials: Mapping[tuple[str, str, str], Record]) -> str:
         name = peer.name + (", tuned" if peer.variant == "tuned" else "")
         parts.append(f'<text x="9" y="{y + 9}">{escape(name)}</text>')
         for number, fault in enumerate(FAULTS):
-            record = None if fault in peer.not_promised else trials.get((peer.name, peer.variant, fault))
+            record = trials.get((peer.name, peer.variant, fault))
             found, x = outcome(record), 8 + number * each
             value = record.get("pause_s") if record else None
             label = "-" if value is None else f"{value:.1f}" if value < 10 else f"{value:.0f}"
@@ -353,7 +364,7 @@ it has the settings that its README shows, and `tuned` adds those that its docum
 
 The figures are from {{days}}, on {{machine}}, with gloo; other work on the machine gave it a load of {{least}} to {{most}} before a trial began, so
 differences below a factor of two in times say nothing. Each cell is a single trial, the newest of those in the [raw data]({LINK}/data/trials.jsonl).
-An MLP of a million parameters trains for 1,000 steps of 48 samples on two workers, and saves every 50 steps.
+An MLP of a million parameters trains for 600 steps of 48 samples on two workers, and saves every 50 steps.
 
 ![Bars for each peer: seconds from kill -9 of a worker to the next step of anybody, and to the first step that nobody had made
 before.](pictures/{BARS})
@@ -371,8 +382,8 @@ TEXT_RULES = f"""## How it is judged
   say how often they have learned from each sample, however often a worker was restarted ([workload]({LINK}/scripts/workload.py)).
 - **Lineage.** Each step appends a digest of these numbers before and after it to a file. From the final weights back, the digests name the steps that
   led there; all others are steps made again, or thrown away ([judging]({LINK}/judging.py), [tests]({LINK}/test_judging.py)).
-- **Faults.** A fault comes at a step between 200 and 400 that is drawn from the plan's seed, the same for all. A node is a launcher with one worker.
-  60 s after a fault a trial ends.
+- **Faults.** A fault comes at a step between 120 and 250 that is drawn from the plan's seed, the same for all. A node is a launcher with one worker.
+  60 s after a fault, 40 s after SIGSTOP, a trial ends.
 - **Not promised.** torchft's documentation calls its sampler lossy, and the batch shrinks while a replica is away: its lost samples are no failure of
   it. Checkpoint files of torchrun, NVRx and torchft are the script's own, one file that is replaced; nothing older is there to fall back to.
 - **Repeating it.** `python -m tests.measured.peers install` makes the environments, `... measure` appends trials, `... page` writes this page; `--peer`

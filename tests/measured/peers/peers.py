@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 SCRIPTS = Path(__file__).with_name("scripts")
 TORCH = "torch==2.13.0"
 PG_TIMEOUT = {"PG_TIMEOUT_S": "10"}
+EVERY = ("none", "worker", "node", "term", "stop", "half", "bit", "full", "join", "leave")
+TOUCHED = ("worker", "node", "stop", "join", "leave")
 FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
@@ -59,7 +61,10 @@ class Peer:
         variables: Environment variables of the launchers.
         service: Returns the command line of a service that the peer needs besides.
         each_worker_is_a_node: Whether a launcher starts a single worker, also where the fault is no node's.
-        not_promised: By fault, why the peer does not promise to survive it.
+        not_promised: By fault, what its documentation does not promise; it is measured all the same.
+        lossy: Why the peer does not promise that each sample is used once; empty: it does, or leaves it to the script.
+        job: Job file that the script needs besides.
+        faults: Faults that are tried: what tuned settings do not touch is tried with them alone.
     """
 
     name: str
@@ -74,6 +79,9 @@ class Peer:
     service: Callable[[Layout], Sequence[str]] | None = None
     each_worker_is_a_node: bool = False
     not_promised: Mapping[str, str] = field(default_factory=dict)
+    lossy: str = ""
+    job: str = ""
+    faults: tuple[str, ...] = EVERY
 
     @property
     def key(self) -> str:
@@ -107,35 +115,18 @@ def _torchrun(
     return command
 
 
-def _torchft(
-    *, lighthouse_join_ms: int, heartbeat_ms: int | None
-) -> dict[str, Callable[[Layout], Sequence[str]]]:
+def _torchft(at: Layout) -> Sequence[str]:
+    port = f"--master-port={at.port + 1 + at.node}"
+    options = ["--nnodes=1", "--nproc-per-node=1", port, "--max-restarts=10"]
+    return [str(at.bin / "torchrun"), *options, str(SCRIPTS / "torchft_ddp.py")]
+
+
+def _lighthouse(*options: str) -> Callable[[Layout], Sequence[str]]:
     def command(at: Layout) -> Sequence[str]:
-        return [
-            str(at.bin / "torchrun"),
-            "--nnodes=1",
-            "--nproc-per-node=1",
-            f"--master-port={at.port + 1 + at.node}",
-            "--max-restarts=10",
-            str(SCRIPTS / "torchft_ddp.py"),
-        ]
+        fixed = ["--bind", f"127.0.0.1:{at.port}", "--min_replicas", "1", "--quorum_tick_ms", "100"]
+        return [str(at.bin / "torchft_lighthouse"), *fixed, *options]
 
-    def service(at: Layout) -> Sequence[str]:
-        beat = [] if heartbeat_ms is None else ["--heartbeat_timeout_ms", str(heartbeat_ms)]
-        return [
-            str(at.bin / "torchft_lighthouse"),
-            "--bind",
-            f"127.0.0.1:{at.port}",
-            "--min_replicas",
-            "1",
-            "--quorum_tick_ms",
-            "100",
-            "--join_timeout_ms",
-            str(lighthouse_join_ms),
-            *beat,
-        ]
-
-    return {"command": command, "service": service}
+    return command
 
 
 def _ray(at: Layout) -> Sequence[str]:
@@ -169,11 +160,14 @@ def _elasticflow(job: str) -> Callable[[Layout], Sequence[str]]:
 _RDZV = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
 _TUNED = "--max-restarts=100, process group's timeout 10 s, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, " + _RDZV
 _ONE_FILE = ("checkpoint.pt",)
-_FT = {
-    "environment": "torchft",
-    "packages": (TORCH, "torchft-nightly==2026.10.26", "numpy"),
-    "script": "torchft_ddp.py",
-}
+_FILES = "how a checkpoint is written and read is the script's affair"
+_UNVERIFIED = "checkpoints are not verified"
+_HANGS = "no detection of workers that hang"
+_OWN_FILES = {"half": _FILES, "bit": _FILES, "full": _FILES}
+_NO_DIGESTS = {"half": _UNVERIFIED, "bit": _UNVERIFIED, "full": "a save that fails is an error"}
+_FIXED = dict.fromkeys(("node", "join", "leave"), "a fixed number of machines")
+_LOSSY = "its sampler is called lossy, and the batch shrinks while a replica is away"
+_RESUMABLE = "a loader with state_dict, as its warning advises"
 
 PEERS = [
     Peer(
@@ -195,6 +189,7 @@ PEERS = [
         "elasticflow_loop.py",
         ("peers/snapshots/*",),
         'defaults; snapshots.every = "50 steps"',
+        job="elasticflow_script.toml",
     ),
     Peer(
         "torchrun",
@@ -205,6 +200,8 @@ PEERS = [
         "torchrun_ddp.py",
         _ONE_FILE,
         "--max-restarts=3, c10d rendezvous",
+        not_promised={**_OWN_FILES, "stop": _HANGS},
+        faults=TOUCHED,
     ),
     Peer(
         "torchrun",
@@ -216,25 +213,37 @@ PEERS = [
         _ONE_FILE,
         _TUNED,
         {**FRESH_STORE, **PG_TIMEOUT},
+        not_promised={**_OWN_FILES, "stop": _HANGS},
     ),
     Peer(
         "torchft",
         "as documented",
-        **_FT,
-        **_torchft(lighthouse_join_ms=10000, heartbeat_ms=None),
-        checkpoints=("checkpoint-*.pt",),
-        settings="lighthouse --min_replicas 1 --quorum_tick_ms 100 --join_timeout_ms 10000; Manager's defaults (timeouts 60 s)",
+        "torchft",
+        (TORCH, "torchft-nightly==2026.10.26", "numpy"),
+        _torchft,
+        "torchft_ddp.py",
+        ("checkpoint-*.pt",),
+        "lighthouse --min_replicas 1 --quorum_tick_ms 100 --join_timeout_ms 10000; Manager's defaults (timeouts 60 s)",
+        service=_lighthouse("--join_timeout_ms", "10000"),
         each_worker_is_a_node=True,
+        not_promised=_OWN_FILES,
+        lossy=_LOSSY,
+        faults=TOUCHED,
     ),
     Peer(
         "torchft",
         "tuned",
-        **_FT,
-        **_torchft(lighthouse_join_ms=200, heartbeat_ms=500),
-        checkpoints=("checkpoint-*.pt",),
-        settings="lighthouse --join_timeout_ms 200 --heartbeat_timeout_ms 500; timeouts 2 s",
-        variables={"TORCHFT_TIMEOUT_S": "2"},
+        "torchft",
+        (TORCH, "torchft-nightly==2026.10.26", "numpy"),
+        _torchft,
+        "torchft_ddp.py",
+        ("checkpoint-*.pt",),
+        "lighthouse --join_timeout_ms 200 --heartbeat_timeout_ms 500; Manager's timeout 5 s",
+        variables={"TORCHFT_TIMEOUT_S": "5"},
+        service=_lighthouse("--join_timeout_ms", "200", "--heartbeat_timeout_ms", "500"),
         each_worker_is_a_node=True,
+        not_promised=_OWN_FILES,
+        lossy=_LOSSY,
     ),
     Peer(
         "NVRx",
@@ -251,6 +260,8 @@ PEERS = [
         "nvrx_ddp.py",
         _ONE_FILE,
         "ft_launcher --max-restarts=3 --ft-initial-rank-heartbeat-timeout=30 --ft-rank-heartbeat-timeout=15",
+        not_promised=_OWN_FILES,
+        faults=TOUCHED,
     ),
     Peer(
         "NVRx",
@@ -271,6 +282,7 @@ PEERS = [
         _ONE_FILE,
         "--max-restarts=100, heartbeats 30 and 5 s, checked every 0.5 s, --workers-stop-timeout=2; " + _RDZV,
         {**FRESH_STORE, **PG_TIMEOUT},
+        not_promised=_OWN_FILES,
     ),
     Peer(
         "Ray Train",
@@ -281,6 +293,8 @@ PEERS = [
         "ray_train.py",
         ("peers/checkpoint_*",),
         "FailureConfig(max_failures=-1), CheckpointConfig(num_to_keep=2), num_workers=(least, most) on several nodes",
+        {"RAY_raylet_start_wait_time_s": "120"},
+        not_promised={**_NO_DIGESTS, "stop": _HANGS},
     ),
     Peer(
         "Lightning under torchrun",
@@ -290,7 +304,9 @@ PEERS = [
         _torchrun("lightning_module.py", "--max-restarts=3"),
         "lightning_module.py",
         ("last.ckpt",),
-        'ModelCheckpoint(save_last=True), ckpt_path="last"; torchrun --max-restarts=3',
+        'ModelCheckpoint(save_last=True), ckpt_path="last"; ' + _RESUMABLE + "; torchrun --max-restarts=3",
+        not_promised={**_NO_DIGESTS, "stop": _HANGS},
+        faults=("worker",),
     ),
     Peer(
         "Lightning under torchrun",
@@ -302,6 +318,7 @@ PEERS = [
         ("last.ckpt",),
         _TUNED,
         {**FRESH_STORE, **PG_TIMEOUT},
+        not_promised={**_NO_DIGESTS, "stop": _HANGS},
     ),
     Peer(
         "Accelerate under torchrun",
@@ -312,6 +329,8 @@ PEERS = [
         "accelerate_loop.py",
         ("checkpoints/*",),
         "save_state with automatic names, total_limit=3; torchrun --max-restarts=3",
+        not_promised={**_NO_DIGESTS, **_FIXED, "stop": _HANGS},
+        faults=("worker",),
     ),
     Peer(
         "Accelerate under torchrun",
@@ -323,6 +342,7 @@ PEERS = [
         ("checkpoints/*",),
         _TUNED,
         {**FRESH_STORE, **PG_TIMEOUT},
+        not_promised={**_NO_DIGESTS, **_FIXED, "stop": _HANGS},
     ),
     Peer(
         "lm-resiliency under torchrun",
@@ -333,6 +353,11 @@ PEERS = [
         "lm_resiliency_ddp.py",
         ("**/*.pt",),
         "GEMINI: interval and disk_flush_interval 50 steps, verify_integrity=True; torchrun --max-restarts=4; SCOUT needs GPUs",
+        not_promised={
+            **_FIXED,
+            "stop": "SCOUT, which finds hung workers, needs GPUs",
+            "full": "a save that fails is an error",
+        },
     ),
 ]
 BY_KEY = {peer.key: peer for peer in PEERS}

@@ -4,10 +4,33 @@ import os
 from datetime import timedelta
 
 import lightning as pl
-import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
+from torch.utils.data import DataLoader, DistributedSampler
 from workload import BATCH, EPOCHS, SAVE_EVERY, SEED, STATE, Counted, CountedSGD, Samples, loss_of
+
+
+class Resumable(DataLoader):
+    """A loader that continues in the middle of an epoch."""
+
+    done = 0
+
+    def __iter__(self):
+        """Yield the batches that are left."""
+        first = self.done
+        for number, batch in enumerate(super().__iter__(), 1):
+            if number > first:
+                self.done = number
+                yield batch
+        self.done = 0
+
+    def state_dict(self):
+        """Return how many batches of the epoch are done."""
+        return {"done": self.done % len(self)}
+
+    def load_state_dict(self, state):
+        """Take what was kept."""
+        self.done = state["done"]
 
 
 class Module(pl.LightningModule):
@@ -45,11 +68,14 @@ def main() -> None:
         max_epochs=EPOCHS,
         callbacks=[checkpoints],
         logger=False,
+        use_distributed_sampler=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=STATE,
     )
-    loader = torch.utils.data.DataLoader(Samples(), batch_size=BATCH // (nodes * workers), shuffle=True)
+    dataset, world = Samples(), nodes * workers
+    sampler = DistributedSampler(dataset, world, int(os.environ["RANK"]), seed=SEED)
+    loader = Resumable(dataset, batch_size=BATCH // world, sampler=sampler)
     trainer.fit(Module(), loader, ckpt_path="last")
 
 
