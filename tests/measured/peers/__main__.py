@@ -58,14 +58,16 @@ def install(environments: Path, peers: list[Peer]) -> None:
         versions[peer.environment] = {entry["name"]: entry["version"] for entry in json.loads(frozen)}
     VERSIONS.parent.mkdir(exist_ok=True)
     kept = {
-        name: {n: v for n, v in of.items() if n.lower() in _named()} for name, of in sorted(versions.items())
+        name: {n: v for n, v in of.items() if n.lower() in _named(name)}
+        for name, of in sorted(versions.items())
     }
     VERSIONS.write_text(json.dumps(kept, indent=1) + "\n")
 
 
-def _named() -> set[str]:
-    of_peers = {package.split("==")[0].split("[")[0].lower() for peer in PEERS for package in peer.packages}
-    return of_peers | {"elasticflow", "numpy"}
+def _named(environment: str) -> set[str]:
+    """Return the packages of an environment that peers of it name."""
+    of = (package for peer in PEERS if peer.environment == environment for package in peer.packages)
+    return {"elasticflow", *(package.split("==")[0].split("[")[0].lower() for package in of)}
 
 
 def attempts(options: argparse.Namespace, faults: Plan) -> Iterator[tuple[Peer, str, int]]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 import tomllib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -46,28 +48,36 @@ KINDS = {
     "close": "all samples once, weights differ by rounding",
     "samples": "samples lost or repeated",
     "weights": "other weights, without a word",
-    "stopped": "stopped, or not done within 60 s (SIGSTOP: 40)",
+    "stopped": "stopped, or not done within 60 s (SIGSTOP: 75)",
     "unpromised": "not survived, and not promised",
     "none": "not measured",
 }
 
 
 def outcome(record: Record | None) -> Outcome:
-    """Return what became of a trial; None: there was none."""
+    """Return what became of a trial, or of several: the worst, and how many had each; None: there was none."""
     if record is None:
         return Outcome("none", "-")
-    found = _outcome(record)
+    if tries := record.get("tries"):
+        found = [outcome(each) for each in tries]
+        worst = max(found, key=lambda each: list(KINDS).index(each.kind)).kind
+        counts = Counter(each.words for each in found)
+        words = "; ".join(f"{count} of {len(found)} {words}" for words, count in counts.most_common())
+        return Outcome(worst, words if len(counts) > 1 else found[0].words)
+    found_one = _outcome(record)
     peer = next(peer for peer in PEERS if (peer.name, peer.variant) == (record["peer"], record["variant"]))
-    is_open = record["fault"] in peer.not_promised or (peer.lossy and found.kind in {"samples", "weights"})
-    if is_open and found.kind not in {"same", "close", "none"}:
-        return Outcome("unpromised", f"{found.words} (not promised)")
-    return found
+    is_open = record["fault"] in peer.not_promised or (
+        peer.lossy and found_one.kind in {"samples", "weights"}
+    )
+    if is_open and found_one.kind not in {"same", "close", "none"}:
+        return Outcome("unpromised", f"{found_one.words} (not promised)")
+    return found_one
 
 
 def _outcome(record: Record) -> Outcome:
+    if record.get("note"):
+        return Outcome("none", "never had all workers")
     if "lost" not in record:
-        if record.get("note"):
-            return Outcome("none", "never had all workers")
         resumed = record.get("resumed_from")
         if record["ended"]:
             return Outcome(
@@ -86,12 +96,23 @@ def _outcome(record: Record) -> Outcome:
 
 
 def newest(records: Sequence[Record], model: str, workers: int) -> dict[tuple[str, str, str], Record]:
-    """Return the newest trial of each peer, choice of settings and fault."""
-    found = {}
+    """Return the newest trials of each peer, choice of settings and fault; medians where there are several numbers."""
+    found: dict[tuple[str, str, str], dict[int, Record]] = {}
     for record in records:
         if (record["model"], record["workers"]) == (model, workers):
-            found[record["peer"], record["variant"], record["fault"]] = record
-    return found
+            key = record["peer"], record["variant"], record["fault"]
+            found.setdefault(key, {})[record["number"]] = record
+    return {key: _median(list(by_number.values())) for key, by_number in found.items()}
+
+
+def _median(tries: Sequence[Record]) -> Record:
+    if len(tries) == 1:
+        return tries[0]
+    medians: dict[str, Any] = {}
+    for name in ("pause_s", "caught_up_s", "redone", "first_step_s", "steps_per_s", "stall_ms"):
+        values = [each[name] for each in tries if each.get(name) is not None]
+        medians[name] = statistics.median(values) if values else None
+    return {**tries[-1], **medians, "tries": tries}
 
 
 def lines_of(peer: Peer) -> int:
@@ -128,7 +149,7 @@ def cell(record: Record | None) -> str:
     found = outcome(record)
     if record is None or record.get("pause_s") is None:
         return found.words
-    again = f", {record['redone']} again" if record.get("redone") else ""
+    again = f", {record['redone']:g} again" if record.get("redone") else ""
     return f"{seconds(record['pause_s'])} s{again}; {found.words}"
 
 
@@ -363,7 +384,7 @@ failures, each in an environment of its own. The faults come from one [plan]({LI
 it has the settings that its README shows, and `tuned` adds those that its documentation names for a faster recovery.
 
 The figures are from {{days}}, on {{machine}}, with gloo; other work on the machine gave it a load of {{least}} to {{most}} before a trial began, so
-differences below a factor of two in times say nothing. Each cell is a single trial, the newest of those in the [raw data]({LINK}/data/trials.jsonl).
+differences below a factor of two in times say nothing. Each cell is the newest trial, or the median of several, of those in the [raw data]({LINK}/data/trials.jsonl).
 An MLP of a million parameters trains for 600 steps of 48 samples on two workers, and saves every 50 steps.
 
 ![Bars for each peer: seconds from kill -9 of a worker to the next step of anybody, and to the first step that nobody had made
@@ -383,7 +404,7 @@ TEXT_RULES = f"""## How it is judged
 - **Lineage.** Each step appends a digest of these numbers before and after it to a file. From the final weights back, the digests name the steps that
   led there; all others are steps made again, or thrown away ([judging]({LINK}/judging.py), [tests]({LINK}/test_judging.py)).
 - **Faults.** A fault comes at a step between 120 and 250 that is drawn from the plan's seed, the same for all. A node is a launcher with one worker.
-  60 s after a fault, 40 s after SIGSTOP, a trial ends.
+  60 s after a fault, 75 s after SIGSTOP, a trial ends.
 - **Not promised.** torchft's documentation calls its sampler lossy, and the batch shrinks while a replica is away: its lost samples are no failure of
   it. Checkpoint files of torchrun, NVRx and torchft are the script's own, one file that is replaced; nothing older is there to fall back to.
 - **Repeating it.** `python -m tests.measured.peers install` makes the environments, `... measure` appends trials, `... page` writes this page; `--peer`

@@ -31,6 +31,7 @@ class Layout:
         node: Number of the launcher's node.
         nodes: Most nodes of the run.
         least: Fewest nodes of the run.
+        first: Nodes at the start.
         workers: Workers on each node.
         port: A free port for the run; so are the next three.
         epochs: Epochs to train.
@@ -40,6 +41,7 @@ class Layout:
     node: int
     nodes: int
     least: int
+    first: int
     workers: int
     port: int
     epochs: int
@@ -133,17 +135,18 @@ def _ray(at: Layout) -> Sequence[str]:
     script = f"{at.bin / 'python'} {SCRIPTS / 'ray_train.py'}"
     start = f"{at.bin / 'ray'} start --num-cpus={at.workers} --object-store-memory=100000000 --disable-usage-stats"
     if at.nodes == 1:
-        return ["bash", "-c", f"exec {script} local {at.workers} {at.workers}"]
+        return ["bash", "-c", f"exec {script} local {at.workers} {at.workers} {at.workers}"]
     if at.node == 0:
         head = f"{start} --head --port={at.port} --include-dashboard=false --node-ip-address=127.0.0.1"
-        return ["bash", "-c", f"{head} && exec {script} 127.0.0.1:{at.port} {at.least} {at.nodes}"]
+        return ["bash", "-c", f"{head} && exec {script} 127.0.0.1:{at.port} {at.least} {at.nodes} {at.first}"]
     join = f"{start} --address=127.0.0.1:{at.port} --block"
     return ["bash", "-c", f"until {join}; do sleep 0.5; done"]
 
 
 def _elasticflow(job: str) -> Callable[[Layout], Sequence[str]]:
     def command(at: Layout) -> Sequence[str]:
-        run = [str(at.bin / "python"), "-m", "elasticflow", "run", job, "--run-id=peers"]
+        run = [str(at.bin / "python"), "-m", "elasticflow", "run", job]
+        run += [] if at.node else ["--run-id=peers"]
         if at.nodes > 1:
             endpoint = f"127.0.0.1:{at.port}"
             run += [f"--set=nodes.max={at.nodes}", f"--set=nodes.endpoint={endpoint}"]
@@ -166,6 +169,11 @@ _HANGS = "no detection of workers that hang"
 _OWN_FILES = {"half": _FILES, "bit": _FILES, "full": _FILES}
 _NO_DIGESTS = {"half": _UNVERIFIED, "bit": _UNVERIFIED, "full": "a save that fails is an error"}
 _FIXED = dict.fromkeys(("node", "join", "leave"), "a fixed number of machines")
+_GEMINI = {
+    **_FIXED,
+    "stop": "SCOUT, which finds workers that hang, needs GPUs",
+    "full": "a save that fails is an error",
+}
 _LOSSY = "its sampler is called lossy, and the batch shrinks while a replica is away"
 _RESUMABLE = "a loader with state_dict, as its warning advises"
 
@@ -239,7 +247,7 @@ PEERS = [
         "torchft_ddp.py",
         ("checkpoint-*.pt",),
         "lighthouse --join_timeout_ms 200 --heartbeat_timeout_ms 500; Manager's timeout 5 s",
-        variables={"TORCHFT_TIMEOUT_S": "5"},
+        variables={"TORCHFT_TIMEOUT_S": "5", "RUST_LOG": "error"},
         service=_lighthouse("--join_timeout_ms", "200", "--heartbeat_timeout_ms", "500"),
         each_worker_is_a_node=True,
         not_promised=_OWN_FILES,
@@ -292,7 +300,7 @@ PEERS = [
         _ray,
         "ray_train.py",
         ("peers/checkpoint_*",),
-        "FailureConfig(max_failures=-1), CheckpointConfig(num_to_keep=2), num_workers=(least, most) on several nodes",
+        "FailureConfig(max_failures=-1), CheckpointConfig(num_to_keep=2), num_workers=(least, most) on several nodes, elastic_resize_monitor_interval_s=5",
         {"RAY_raylet_start_wait_time_s": "120"},
         not_promised={**_NO_DIGESTS, "stop": _HANGS},
     ),
@@ -352,12 +360,21 @@ PEERS = [
         _torchrun("lm_resiliency_ddp.py", "--max-restarts=4"),
         "lm_resiliency_ddp.py",
         ("**/*.pt",),
-        "GEMINI: interval and disk_flush_interval 50 steps, verify_integrity=True; torchrun --max-restarts=4; SCOUT needs GPUs",
-        not_promised={
-            **_FIXED,
-            "stop": "SCOUT, which finds hung workers, needs GPUs",
-            "full": "a save that fails is an error",
-        },
+        "GEMINI: interval and disk_flush_interval 50 steps, verify_integrity=True; torchrun --max-restarts=4",
+        not_promised=_GEMINI,
+        faults=("worker",),
+    ),
+    Peer(
+        "lm-resiliency under torchrun",
+        "tuned",
+        "lm",
+        (TORCH, "lm-resiliency==0.2.0"),
+        _torchrun("lm_resiliency_ddp.py", "--max-restarts=100", rdzv=_RDZV),
+        "lm_resiliency_ddp.py",
+        ("**/*.pt",),
+        _TUNED,
+        {**FRESH_STORE, **PG_TIMEOUT},
+        not_promised=_GEMINI,
     ),
 ]
 BY_KEY = {peer.key: peer for peer in PEERS}

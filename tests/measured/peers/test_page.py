@@ -17,7 +17,14 @@ CALM = {"first_step_s": 3.0, "steps_per_s": 100.0, "stall_ms": 5.0}
 def trial(peer: str, fault: str = "worker", **facts: Any) -> dict[str, Any]:
     """Return the record of a trial after which all is right."""
     right = {"lost": 0, "repeated": 0, "is_whole": True, "replicas_agree": True, "ended": True}
-    about = {"peer": peer, "variant": "as documented", "fault": fault, "model": "mlp", "workers": 2}
+    about = {
+        "peer": peer,
+        "variant": "as documented",
+        "fault": fault,
+        "model": "mlp",
+        "workers": 2,
+        "number": 0,
+    }
     more = {"load": 1.0, "when": "2026-11-27T03:00:00Z", "machine": "2 cores"}
     return {**about, **more, **right, "pause_s": 1.0, "redone": 3, "same_bits": True, **facts}
 
@@ -75,6 +82,17 @@ def test_the_newest_trial_counts() -> None:
     trials = [trial("torchrun", pause_s=9.0), trial("torchrun", pause_s=2.0), trial("torchrun", workers=3)]
     found = page.newest(trials, "mlp", 2)
     assert [record["pause_s"] for record in found.values()] == [2.0]
+
+
+def test_several_trials_are_one_cell() -> None:
+    """Medians of the times, the worst outcome, and how many had each."""
+    trials = [trial("torchrun", number=number, pause_s=float(number)) for number in range(3)]
+    stopped = {name: v for name, v in trial("torchrun", number=3, pause_s=None).items() if name != "lost"}
+    [found] = page.newest([*trials, stopped], "mlp", 2).values()
+    assert found["pause_s"] == 1.0
+    assert page.outcome(found) == ("stopped", "3 of 4 same bits; 1 of 4 stopped")
+    [same] = page.newest(trials, "mlp", 2).values()
+    assert page.cell(same) == "1.00 s, 3 again; same bits"
 
 
 def test_everybody_has_a_script_and_a_name_of_its_own() -> None:

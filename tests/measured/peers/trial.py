@@ -96,7 +96,7 @@ class Trial:
         self._start(node, self.peer.command(self._layout(node)))
 
     def _layout(self, node: int) -> Layout:
-        return Layout(self.bin, node, self.most, min(self.nodes, 1), self.workers, self._port, self.epochs)
+        return Layout(self.bin, node, self.most, 1, self.nodes, self.workers, self._port, self.epochs)
 
     def _start(self, node: int, argv: Any) -> None:
         environment = {

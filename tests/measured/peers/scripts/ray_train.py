@@ -3,6 +3,7 @@
 import os
 import sys
 import tempfile
+import time
 from itertools import islice
 from pathlib import Path
 
@@ -61,8 +62,8 @@ def loop() -> None:
 
 
 def main() -> None:
-    """Start the trainer: `ray_train.py ADDRESS LEAST MOST`."""
-    address, least, most = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    """Start the trainer once there are FIRST workers' CPUs: `ray_train.py ADDRESS LEAST MOST FIRST`."""
+    address, (least, most, first) = sys.argv[1], map(int, sys.argv[2:])
     passed = {name: value for name, value in os.environ.items() if name.startswith("PEERS_")}
     ray.init(
         address=None if address == "local" else address,
@@ -71,12 +72,16 @@ def main() -> None:
         log_to_driver=True,
         runtime_env={"env_vars": {**passed, "PYTHONPATH": os.environ["PYTHONPATH"], "OMP_NUM_THREADS": "1"}},
     )
+    while ray.cluster_resources().get("CPU", 0) < first:
+        time.sleep(0.2)
     TorchTrainer(
         loop,
         torch_config=TorchConfig(
             backend="gloo", timeout_s=int(float(os.environ.get("PG_TIMEOUT_S", "1800")))
         ),
-        scaling_config=ray.train.ScalingConfig(num_workers=most if least == most else (least, most)),
+        scaling_config=ray.train.ScalingConfig(
+            num_workers=most if least == most else (least, most), elastic_resize_monitor_interval_s=5
+        ),
         run_config=ray.train.RunConfig(
             name="peers",
             storage_path=str(STATE),
