@@ -153,6 +153,11 @@ def cell(record: Record | None) -> str:
     return f"{seconds(record['pause_s'])} s{again}; {found.words}"
 
 
+def called(peer: Peer) -> str:
+    """Return the name of a peer with its choice of settings."""
+    return peer.name + (", tuned" if peer.variant == "tuned" else "")
+
+
 def table(trials: Mapping[tuple[str, str, str], Record]) -> str:
     """Return the table: a row for each peer with its settings."""
     heads = ["", "lines", "start, s", "steps/s", "stall, ms", *(SHORT[fault] for fault in FAULTS)]
@@ -164,7 +169,7 @@ def table(trials: Mapping[tuple[str, str, str], Record]) -> str:
         calm = of_peer["none"] or {}
         figures = [seconds(calm.get("first_step_s")), calm.get("steps_per_s", ""), calm.get("stall_ms", "")]
         cells = [cell(of_peer[fault]) for fault in FAULTS]
-        name = peer.name + (", tuned" if peer.variant == "tuned" else "")
+        name = called(peer)
         lines.append("| " + " | ".join([name, str(lines_of(peer)), *map(str, figures), *cells]) + " |")
     return "\n".join(lines)
 
@@ -174,32 +179,34 @@ class Figure(NamedTuple):
 
     Attributes:
         words: What it is.
-        values: Value of each peer, by name and choice of settings.
+        values: Value of each peer, by its name.
         more_is_better: Whether a large value is good.
         unit: Follows the value.
     """
 
     words: str
-    values: Mapping[tuple[str, str], float]
+    values: Mapping[str, float]
     more_is_better: bool
     unit: str
 
 
 def figures(trials: Mapping[tuple[str, str, str], Record]) -> list[Figure]:
-    """Return the figures; a time after a fault counts only where every sample was used once."""
+    """Return the figures; a time after a fault counts only where every sample was used once, or the peer says that it loses some."""
 
-    def of(fault: str, key: str) -> dict[tuple[str, str], float]:
-        return {
-            (name, variant): record[key]
-            for (name, variant, f), record in trials.items()
-            if f == fault and record.get(key) is not None and outcome(record).kind in {"same", "close"}
-        }
+    def of(fault: str, key: str) -> dict[str, float]:
+        found = {}
+        for peer in PEERS:
+            record = trials.get((peer.name, peer.variant, fault))
+            if record is None or record.get(key) is None:
+                continue
+            kind = outcome(record).kind
+            if kind in {"same", "close"}:
+                found[called(peer)] = record[key]
+            elif peer.lossy and kind == "unpromised" and "lost" in record:
+                found[f"{called(peer)} (loses samples)"] = record[key]
+        return found
 
-    lines = {
-        (peer.name, peer.variant): float(lines_of(peer))
-        for peer in PEERS
-        if any((peer.name, peer.variant, fault) in trials for fault in ("none", *FAULTS))
-    }
+    lines = {peer.name: float(lines_of(peer)) for peer in _rows(trials)}
     return [
         Figure("lines to write", lines, more_is_better=False, unit=""),
         Figure("the command to the first step", of("none", "first_step_s"), more_is_better=False, unit=" s"),
@@ -222,15 +229,15 @@ def others_are_better(trials: Mapping[tuple[str, str, str], Record], least: floa
     """Return a line for each figure in which a peer is better than elasticflow's better form, by more than *least*."""
     lines = []
     for figure in figures(trials):
-        ours = [value for (name, _), value in figure.values.items() if name.startswith("elasticflow")]
-        theirs = {key: v for key, v in figure.values.items() if not key[0].startswith("elasticflow")}
+        ours = [value for name, value in figure.values.items() if name.startswith("elasticflow")]
+        theirs = {name: v for name, v in figure.values.items() if not name.startswith("elasticflow")}
         if not ours or not theirs:
             continue
         sign = -1 if figure.more_is_better else 1
         best = min(ours, key=lambda value: sign * value)
         better = sorted(
-            (sign * value, name + (", tuned" if variant == "tuned" else ""))
-            for (name, variant), value in theirs.items()
+            (sign * value, name)
+            for name, value in theirs.items()
             if sign * (best - value) > least * max(abs(best), 1e-9)
         )
         if better:
@@ -280,7 +287,7 @@ def bars(trials: Mapping[tuple[str, str, str], Record]) -> str:
     told, y = [], 40
     for peer in _rows(trials):
         record = trials.get((peer.name, peer.variant, "worker"))
-        name = peer.name + (", tuned" if peer.variant == "tuned" else "")
+        name = called(peer)
         found = outcome(record)
         parts.append(f'<text x="{left}" y="{y + 9}">{escape(name)}</text>')
         pause = record.get("pause_s") if record else None
@@ -323,7 +330,7 @@ def grid(trials: Mapping[tuple[str, str, str], Record]) -> str:
             )
     told, y = [], 66
     for peer in _rows(trials):
-        name = peer.name + (", tuned" if peer.variant == "tuned" else "")
+        name = called(peer)
         parts.append(f'<text x="9" y="{y + 9}">{escape(name)}</text>')
         for number, fault in enumerate(FAULTS):
             record = trials.get((peer.name, peer.variant, fault))
@@ -369,7 +376,7 @@ def page(records: Sequence[Record], versions: Mapping[str, Mapping[str, str]]) -
     parts += [TEXT_RULES, "", "## Settings and versions", ""]
     for peer in _rows(trials):
         of = ", ".join(f"{name} {version}" for name, version in versions.get(peer.environment, {}).items())
-        name = peer.name + (", tuned" if peer.variant == "tuned" else "")
+        name = called(peer)
         parts.append(f"- **{name}**: `{peer.settings}` ([script]({LINK}/scripts/{peer.script}); {of})")
     parts += ["", "## Not measured", "", *(f"- {name}: {why}." for name, why in LEFT_OUT.items()), ""]
     return "\n".join(parts)
@@ -396,7 +403,8 @@ bits, differences by rounding, samples lost or repeated, other weights, stopped,
 LEGEND = """*lines*: those that a user writes, without the model, the data and the optimizer. *start*: from the command to the end of the first step.
 *stall*: how much longer a step with a checkpoint takes than the median step. The other columns: the longest time without a step after the fault
 (after a restart by hand: from the command), how many steps were made again, and the outcome. *Bits* are those of the peer's own undisturbed run."""
-WHERE = """By more than 5 %, than the better of elasticflow's two forms; times after a fault count where every sample was used once."""
+WHERE = """By more than 5 %, than the better of elasticflow's two forms; times after a fault count where every sample was used once, and
+those of a peer that says that it loses samples are marked."""
 TEXT_RULES = f"""## How it is judged
 
 - **In the weights.** The model holds one more parameter, a number for each sample, whose gradient is 1 for each sample of a batch. So the final weights

@@ -53,7 +53,7 @@ def test_outcome_of_a_run_that_ended(facts: dict[str, Any], kind: str, words: st
         ({"ended": True, "resumed_from": 50, "reached": 90}, "stopped", "stopped at step 90"),
         ({"ended": False}, "stopped", "hung"),
         ({"ended": False, "resumed_from": 50}, "stopped", "too slow"),
-        ({"ended": False, "note": "step 200 was not reached"}, "none", "never had both workers"),
+        ({"ended": False, "note": "step 200 was not reached"}, "none", "never had all workers"),
     ],
 )
 def test_outcome_of_a_run_that_did_not_end(facts: dict[str, Any], kind: str, words: str) -> None:
@@ -69,10 +69,11 @@ def test_those_who_are_better_are_named() -> None:
     trials = [trial(ours, "none", **CALM), trial(ours, pause_s=1.0)]
     trials += [trial("torchrun", "none", **{**CALM, "steps_per_s": 120.0, "stall_ms": 4.9})]
     trials += [trial("torchrun", pause_s=0.5, redone=0), trial("torchft", pause_s=0.1, lost=4)]
+    trials += [trial("Ray Train", pause_s=0.1, lost=4)]
     better = page.others_are_better(page.newest(trials, "mlp", 2))
     assert better == [
         "- steps per second: torchrun 120; elasticflow 100",
-        "- time without a step, kill: torchrun 0.5 s; elasticflow 1 s",
+        "- time without a step, kill: torchft (loses samples) 0.1 s, torchrun 0.5 s; elasticflow 1 s",
         "- steps made again, kill: torchrun 0; elasticflow 3",
     ]
 
