@@ -103,10 +103,10 @@ def tried(peer: Peer, fault: str, number: int, options: argparse.Namespace, faul
     most = options.workers if of_nodes else 1
     nodes = most - 1 if fault == "join" else most
     each = 1 if of_nodes else options.workers
-    key = f"{peer.environment}-{peer.key}-{options.model}-{options.workers}".replace(" ", "_").replace(
-        ":", "-"
-    )
-    folder = options.work / key / fault
+    # Settings that speed up a recovery do not touch an undisturbed run: it stands for all that have its script.
+    script = f"{Path(peer.script).stem}-{options.model}-{options.workers}"
+    variant = "" if fault == "none" else f"-{peer.variant.replace(' ', '-')}"
+    folder = options.work / script / f"{fault}{variant}"
     trial = Trial(
         peer, python_of(peer, options.environments), folder, nodes, most, each, options.model, options.epochs
     )
