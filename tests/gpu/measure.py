@@ -241,8 +241,6 @@ def recovered(runner: StepRunner, limit_s: float) -> None:
         "tests/measured/benchmarks/recovery.py",
         "--only",
         *only,
-        "--who",
-        figures.OURS,
     ]
     runner.run("recovery", [*command, f"--seconds={limit_s:.0f}", f"--json={report}"], limit_s + 60)
     if report.exists():

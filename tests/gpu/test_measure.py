@@ -10,7 +10,7 @@ import pytest
 
 from tests.gpu import measure, packages
 from tests.gpu.measure import Results, Step, StepRunner
-from tests.measured.benchmarks.recovery_figures import OURS, Try
+from tests.measured.benchmarks.recovery_figures import Try
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -22,7 +22,7 @@ def test_table_says_what_passed_where_and_how_fast() -> None:
     results.told = {"test_one": {"idle_share": "0.250"}}
     results.digests = {"test_one0/runs/small/killed": "a1b2"}
     results.steps = [Step("a", "python -m pytest tests/a.py", "1", 61.2)]
-    results.tries = {"gpu": {OURS: [Try(0.7), Try(0.9), Try(0.8)]}}
+    results.tries = {"gpu": [Try(0.7), Try(0.9), Try(0.8)]}
     text = results.table()
     assert "commit: abc, GPU: 1 x H200." in text
     assert "1 of 2 tests passed." in text

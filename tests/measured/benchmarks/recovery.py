@@ -1,18 +1,15 @@
-"""How fast training continues after a killed worker, a lost node, a new node: elasticflow, torchrun, Ray Train.
+"""How fast training continues after a killed worker, a lost node, a new node; `tests/measured/peers` has it beside others.
 
-    python tests/measured/benchmarks/recovery.py [--only PART ...] [--who WHO ...] [--tries 10] [--rival-tries N] [--json FILE]
+    python tests/measured/benchmarks/recovery.py [--only PART ...] [--tries 10] [--json FILE]
 
-Two workers train on the digits and save every 20 steps; in the midst of it something happens. torchrun is started as
-its documentation says, anew for each try, and runs `recovery_script.py`; Ray Train, where it is installed, runs the same loop
-with its own failure handling (`start` and `worker` only). Times are those of the steps' own lines and
-of events, from the kill, or from the last step before.
+Two workers train on the digits and save every 20 steps; in the midst of it something happens. Times are those of events, from the
+kill, or from the last step before.
 
 * **start**: from the command to the first step; nothing happens but that.
 * **worker**: one of two workers of a node is killed, rank 0 and rank 1 by turns.
 * **nodes**: a second node comes, and the pause in the steps is taken; then everything of it is killed at once, and
   nobody is left to tell: a machine has vanished.
-* **agent**: only the second node's agent is killed, and what started it tells. Not tried with torchrun, where the
-  workers then continue without it.
+* **agent**: only the second node's agent is killed, and what started it tells.
 * **gpu**: the only worker of a node, on a GPU, is killed. Only where there is one, and only if it is asked for.
 * the same with **-MODEL**: the model's module imports what `recovery_models.py` says, `worker-transformers` for
   instance; where that is not installed it is left out. `--only worker worker-timm` takes some.
@@ -23,7 +20,6 @@ With `--json` the tries are added to those in the file, and the tables are those
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import math
 import signal
@@ -38,11 +34,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 # The path comes first.
 from tests.end_to_end.harness import project_at
 from tests.measured.benchmarks import recovery_figures as figures
-from tests.measured.benchmarks.recovery_figures import OURS, RAY, RIVALS, THEIRS
 from tests.measured.benchmarks.recovery_models import MODELS, module_of, split
 from tests.measured.benchmarks.recovery_ours import Ours
-from tests.measured.benchmarks.recovery_ray import RayTrain, is_installed
-from tests.measured.benchmarks.recovery_torchrun import Rival, Torchrun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,24 +43,17 @@ if TYPE_CHECKING:
     from tests.end_to_end.harness import Project
     from tests.measured.benchmarks.recovery_figures import Try
 
-_RIVALS: dict[str, type[Rival]] = {THEIRS: Torchrun, RAY: RayTrain}
 WAYS = ("start", "worker", "nodes", "agent")
 
 
-def attempts(project: Project, way: str, who: str, tries: int, limit_s: float) -> Iterator[tuple[str, Try]]:
+def attempts(project: Project, way: str, tries: int) -> Iterator[tuple[str, Try]]:
     """Yield each try, with the name of its part, as it is made."""
     part, model = split(way)
     if missing := MODELS[model].missing:
         print(f"{way} is left out: {', '.join(missing)} not installed", file=sys.stderr)
         return
-    module = module_of(model)
-    maker: Ours | Rival = (
-        Ours(project, module, MODELS[model].train)
-        if who == OURS
-        else _RIVALS[who](project.root, module, limit_s)
-    )
-    make = getattr(maker, part, None)
-    for name, made in make(tries) if make is not None else ():
+    make = getattr(Ours(project, module_of(model), MODELS[model].train), part)
+    for name, made in make(tries):
         yield f"{name}-{model}" if model else name, made
 
 
@@ -77,11 +63,7 @@ def main() -> int:
     ways = figures.names(WAYS)
     every = [*ways, *figures.names(("gpu",))]
     parser.add_argument("--only", nargs="+", choices=every, default=ways, help="what happens")
-    everybody = (OURS, *(rival for rival in RIVALS if rival != RAY or is_installed()))
-    parser.add_argument("--who", nargs="+", choices=everybody, default=everybody, help="some of them")
     parser.add_argument("--tries", type=int, default=10, help="of each")
-    parser.add_argument("--rival-tries", type=int, help="torchrun's, where it takes too long for as many")
-    parser.add_argument("--limit", type=float, default=60.0, help="seconds that torchrun has to continue")
     parser.add_argument("--seconds", type=float, default=math.inf, help="after which nothing new begins")
     parser.add_argument("--json", type=Path, help="add the tries to this file")
     options = parser.parse_args()
@@ -90,23 +72,19 @@ def main() -> int:
     tries: figures.Tries = {}
     if options.json and options.json.exists():
         tries = figures.from_json(json.loads(options.json.read_text()))
-    of_rivals = options.tries if options.rival_tries is None else options.rival_tries
-    most = {OURS: options.tries, **dict.fromkeys(RIVALS, of_rivals)}
     with tempfile.TemporaryDirectory() as folder, project_at(Path(folder) / "project") as project:
         for model, source in MODELS.items():
             if source.text is not None:
                 project.write(f"{module_of(model).replace('.', '/')}.py", source.text)
-        for way, who in itertools.product(options.only, options.who):
-            for name, made in attempts(project, way, who, most[who], options.limit):
-                tries.setdefault(name, {}).setdefault(who, []).append(made)
-                print(f"{name} {who}: {made}", file=sys.stderr, flush=True)
+        for way in options.only:
+            for name, made in attempts(project, way, options.tries):
+                tries.setdefault(name, []).append(made)
+                print(f"{name}: {made}", file=sys.stderr, flush=True)
                 if options.json:  # at once: a piece may be cut off
                     options.json.write_text(json.dumps(figures.to_json(tries), indent=1) + "\n")
                 if time.monotonic() > end:
                     break
-    print(figures.table(tries), end="\n\n")
-    if any(OURS in by for by in tries.values()):
-        print(figures.way(tries), end="\n\n")
+    print(figures.table(tries), figures.way(tries), sep="\n\n", end="\n\n")
     kept = figures.bounds(tries)
     for words, is_kept in kept.items():
         print(f"{'kept' if is_kept else 'BROKEN'}: {words}")

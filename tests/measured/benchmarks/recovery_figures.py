@@ -12,8 +12,6 @@ from tests.measured.benchmarks.recovery_models import MODELS, split
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-OURS, THEIRS, RAY = "elasticflow", "torchrun", "Ray Train"
-RIVALS = (THEIRS, RAY)
 WARM_STEPS = 30  # before anything happens
 
 # What may happen on the way, in this order; each try keeps when it did.
@@ -35,22 +33,20 @@ class Part:
 
     Attributes:
         title: What happens, in words.
-        most_s: Most seconds that elasticflow may take.
-        most_share: Most it may take of what torchrun takes, where that is a bound.
-        with_model: The same two where the model's module imports more than torch.
+        most_s: Most seconds that it may take.
+        with_model: The same where the model's module imports more than torch.
     """
 
     title: str
     most_s: float
-    most_share: float | None = None
-    with_model: tuple[float, float | None] | None = None
+    with_model: float | None = None
 
 
 PARTS = {
-    "start": Part("command, to the first step", 10.0, 0.65, (60.0, 0.8)),
-    "worker": Part("worker killed, to the first step of the next group", 0.35, 1 / 5, (0.5, 1 / 5)),
+    "start": Part("command, to the first step", 10.0, 60.0),
+    "worker": Part("worker killed, to the first step of the next group", 0.35, 0.5),
     "gpu": Part("the only worker killed, on a GPU, to the first step of the next group", 0.5),
-    "node": Part("node lost, 2 to 1, to the survivor's first step", 4.0, 1 / 10),
+    "node": Part("node lost, 2 to 1, to the survivor's first step", 4.0),
     "agent": Part("agent killed, its machine lives, to the survivor's first step", 4.0),
     "join": Part("node joins, 1 to 2, last step before to first step after", 1.5),
 }
@@ -71,12 +67,12 @@ class Try:
     marks: dict[str, float] = field(default_factory=dict)
 
 
-Tries = dict[str, dict[str, list[Try]]]  # by part, then by who
+Tries = dict[str, list[Try]]  # by part
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What the tries of one part say of one of the two.
+    """What the tries of one part say.
 
     Attributes:
         tries: How many.
@@ -132,26 +128,20 @@ def names(parts: Iterable[str] = PARTS) -> list[str]:
 
 
 def table(tries: Tries) -> str:
-    """Return the figures as a table of Markdown, with those of the rivals that were tried."""
-    rivals = [rival for rival in RIVALS if any(rival in by for by in tries.values())]
-    columns = [f" {OURS}, s | continued |", *(f" {rival}, s | continued | ratio |" for rival in rivals)]
-    lines = ["| |" + "".join(columns), "|---|---:|---|" + "---:|---|---:|" * len(rivals)]
+    """Return the figures as a table of Markdown."""
+    lines = ["| | s | continued |", "|---|---:|---|"]
     for name in names():
-        if name not in tries:
-            continue
-        ours = Figures.of(tries[name].get(OURS, []))
-        cells = [ours.seconds_text(), ours.outcomes_text()]
-        for rival in rivals:
-            theirs = Figures.of(tries[name].get(rival, []))
-            ratio = "" if not (ours.median and theirs.median) else f"{ours.median / theirs.median:.3f}"
-            cells += [theirs.seconds_text(), theirs.outcomes_text(), ratio]
-        lines.append("| " + " | ".join([_title(name), *cells]) + " |")
+        if name in tries:
+            found = Figures.of(tries[name])
+            lines.append(
+                "| " + " | ".join([_title(name), found.seconds_text(), found.outcomes_text()]) + " |"
+            )
     return "\n".join(lines)
 
 
 def way(tries: Tries) -> str:
-    """Return when what happened on the way in elasticflow's tries, medians in milliseconds, as a table of Markdown."""
-    found = {name: tries[name][OURS] for name in names() if OURS in tries.get(name, {})}
+    """Return when what happened on the way, medians in milliseconds, as a table of Markdown."""
+    found = {name: tries[name] for name in names() if name in tries}
     marks = [mark for mark in MARKS if any(mark in t.marks for ours in found.values() for t in ours)]
     lines = ["| ms | " + " | ".join(marks) + " |", "|---|" + "---:|" * len(marks)]
     for name, ours in found.items():
@@ -167,41 +157,26 @@ def bounds(tries: Tries) -> dict[str, bool]:
     """Return each bound that the tries tell of, in words, and whether it is kept."""
     found: dict[str, bool] = {}
     for name in names():
-        ours = Figures.of(tries.get(name, {}).get(OURS, []))
-        theirs = Figures.of(tries.get(name, {}).get(THEIRS, []))
+        median = Figures.of(tries.get(name, [])).median
         part = part_of(name)
-        most_s, most_share = part.most_s, part.most_share
-        if part.with_model is not None and split(name)[1]:
-            most_s, most_share = part.with_model
-        if ours.median is None:
-            continue
-        found[f"{name}: {ours.median:.2f} s, at most {most_s:g} s"] = ours.median <= most_s
-        if most_share is not None and theirs.median is not None:
-            share = ours.median / theirs.median
-            words = f"{name}: {share:.3f} of torchrun's where it continued, at most {most_share:g}"
-            found[words] = share <= most_share
+        most_s = part.with_model if part.with_model is not None and split(name)[1] else part.most_s
+        if median is not None:
+            found[f"{name}: {median:.2f} s, at most {most_s:g} s"] = median <= most_s
     return found
 
 
 def to_json(tries: Tries) -> dict[str, Any]:
     """Return the tries and the figures as they are written; `from_json` takes the tries out again."""
     return {
-        "figures": {
-            name: {who: vars(Figures.of(found)) for who, found in by.items()} for name, by in tries.items()
-        },
+        "figures": {name: vars(Figures.of(found)) for name, found in tries.items()},
         "bounds": bounds(tries),
-        "tries": {
-            name: {who: [vars(t) for t in found] for who, found in by.items()} for name, by in tries.items()
-        },
+        "tries": {name: [vars(t) for t in found] for name, found in tries.items()},
     }
 
 
 def from_json(content: dict[str, Any]) -> Tries:
     """Return the tries that were written."""
-    return {
-        name: {who: [Try(**fields) for fields in found] for who, found in by.items()}
-        for name, by in content["tries"].items()
-    }
+    return {name: [Try(**fields) for fields in found] for name, found in content["tries"].items()}
 
 
 def _title(name: str) -> str:

@@ -84,12 +84,11 @@ threading.Thread(target=threading.Event().wait, daemon=True).start()
 time.sleep(3)
 '''
 
-_COMPILE = '''"""The digits' network, compiled: the script for the rivals asks here, elasticflow's job says so itself."""
+_COMPILE = '''"""The digits' network; the job file has it compiled."""
 
 from examples.mnist import Net
 
 __all__ = ["Net"]
-COMPILED = True
 '''
 
 
