@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticflow.jobfile.diagnostics import codes
-from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
+from elasticflow.jobfile.diagnostics.toml_literals import dotted, show, to_toml
 from elasticflow.jobfile.text.layers import value_at
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.text.source import Source
 
 AXES = ("matrix", "axes")
+_OF_A_RANGE = {"min", "max", "values", "distribution", "low", "high"}  # as in other tools' search spaces
 
 
 class Axis(NamedTuple):
@@ -60,10 +61,13 @@ def _axis_problems(source: Source, path: KeyPath, values: object) -> Iterator[Di
         yield source.problem(codes.AXIS, message, where, at_key=True, remedy=remedy)
     elif not isinstance(values, list) or not values:
         message = f"the axis {name} must be a list of values, not {show(values)}"
-        example = (
-            f"{name} = [{show(values)}]" if isinstance(values, str | int | float) else f"{name} = [1, 2]"
-        )
-        yield source.problem(codes.AXIS, message, where, remedy=f"write {example}")
+        from elasticflow.jobfile.wording.same_values import as_list  # most files hold no mistake
+
+        is_range = path[-1] in _OF_A_RANGE
+        meant = as_list(path, values) if isinstance(values, str | int | float) and not is_range else None
+        remedy = f"an axis lists its values: {dotted(path[:-1]) if is_range else name} = [1, 2]"
+        remedy = f"write {name} = {to_toml(meant)}" if meant else remedy
+        yield source.problem(codes.AXIS, message, where, remedy=remedy)
     else:
         seen: set[object] = set()
         for number, value in enumerate(values):

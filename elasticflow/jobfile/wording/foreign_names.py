@@ -33,11 +33,13 @@ class Meaning(NamedTuple):
         key: The key that holds it, dotted; a table without a dot; empty where nothing holds it.
         form: The text to write at the key, with `{}` for the value.
         note: If no key holds it: the reason, or the substitute, with `{}` for the value; else the difference.
+        table: The table, dotted, in which the names have this meaning; "." outside of tables; empty: anywhere.
     """
 
     key: str
     form: str = "{}"
     note: str = ""
+    table: str = ""
 
 
 class Row(NamedTuple):
@@ -48,7 +50,7 @@ class Row(NamedTuple):
 
 
 def _row(values: Mapping[str, str]) -> Row:
-    meaning = Meaning(values.get("key", ""), values.get("form", "{}"), values.get("note", ""))
+    meaning = Meaning(**{"key": "", **{part: values[part] for part in Meaning._fields if part in values}})
     return Row(meaning, {tool: names for tool, names in values.items() if tool in TOOLS})
 
 
@@ -77,18 +79,26 @@ ENTRIES: Mapping[str, Mapping[str, str]] = {
 
 
 @cache
-def meanings() -> Mapping[str, Meaning]:
-    """Return the meaning of each name, by its plain form; of two meanings of a name, the first."""
+def meanings() -> Mapping[tuple[str, str], Meaning]:
+    """Return each meaning by its table and the plain form of the name; of two meanings of a name, the first."""
     by_name = {
-        option: Meaning("", note=note) for option, note in DECIDED_ELSEWHERE.items() if option != "module"
+        ("", option): Meaning("", note=note)
+        for option, note in DECIDED_ELSEWHERE.items()
+        if option != "module"
     }
     for meaning, names in ROWS:
         for name in " ".join(names.values()).split():
-            by_name.setdefault(plain(name), meaning)
+            by_name.setdefault((meaning.table, plain(name)), meaning)
     return by_name
 
 
 def meaning_of(name: str) -> Meaning | None:
-    """Return the meaning of another tool's name in a job file; None for a name that no tool has."""
+    """Return the meaning of another tool's name in any table of a job file; None for a name that no tool has."""
     by_name, wanted = meanings(), plain(name)
-    return by_name.get(wanted) or by_name.get(wanted.removeprefix("pet_"))  # torchrun's options as variables
+    # torchrun's options are variables of the environment, too.
+    return by_name.get(("", wanted)) or by_name.get(("", wanted.removeprefix("pet_")))
+
+
+def meaning_in(table: str, name: str) -> Meaning | None:
+    """Return the meaning that another tool's name has in this table alone; *table*: dotted, "." outside of tables."""
+    return meanings().get((table, plain(name)))

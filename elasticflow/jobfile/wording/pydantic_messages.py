@@ -21,7 +21,6 @@ from elasticflow.jobfile.wording.type_descriptions import (
 )
 from elasticflow.jobfile.wording.unknown_keys import (
     KeySuggestion,
-    has_header,
     set_flag,
     suggest_key,
 )
@@ -160,6 +159,8 @@ def _remedy(path: KeyPath, value: object) -> str | None:
     """Return the correct form of a value of the wrong type or form; None if the value does not show it."""
     key, annotation = path[-1], annotation_at(path)
     expected = describe(annotation)
+    if value is False and is_off_without(path):
+        return "leave it out: it is off without it"
     if (written := _brackets(path, value, expected) or _HABITS.get((dotted(path), type(value)))) is not None:
         return written
     same = same_value(path, value)
@@ -321,8 +322,7 @@ def _diagnostic(source: Source, problem: TableProblem) -> Diagnostic:
         return diagnostic
     if is_moved:
         return diagnostic._replace(help=suggestion.in_axis())
-    has_own = has_header(source, path[:-1])
-    return diagnostic._replace(help=suggestion.in_file(path, source.raw, has_header=has_own))
+    return diagnostic._replace(help=suggestion.in_file(path, source))
 
 
 def _for_flag(source: Source, problem: TableProblem) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+import shlex
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -69,14 +70,38 @@ def _forms(path: KeyPath, value: object) -> Iterator[object]:
         yield value == 1
     if isinstance(value, str | bool | int | float):
         words = value.strip() if isinstance(value, str) else str(value).lower()
-        if (same := SAME_VALUES.get(words.lower())) is not None:
+        listed = [str(each) for each in choices(annotation_at(path))]
+        if (same := SAME_VALUES.get(words.lower())) in listed:
             yield same
-        yield from nearest(words.lower(), [str(each) for each in choices(annotation_at(path))])
+        yield from nearest(words.lower(), listed)
         yield words
     if isinstance(value, list):
         yield from value if len(value) == 1 else ()
     else:
-        yield [value]
+        yield as_list(path, value)
+
+
+_COMMANDS = {("script", "args"), ("notify", "command"), ("kubernetes", "pre_stop")}
+
+
+def as_list(path: KeyPath, value: object) -> list[object] | None:
+    """Return a value as the list that was meant: of a command its words, of a text with commas or lines their parts.
+
+    None: the text may hold several, and does not show which.
+    """
+    if not isinstance(value, str):
+        return [value]
+    if path in _COMMANDS:
+        try:
+            return list(shlex.split(value))
+        except ValueError:
+            return None
+    if "\n" in value:
+        return [line.strip() for line in value.splitlines() if line.strip()]
+    if "(" in value:
+        return None
+    parts = [each.strip() for each in value.strip("[]").split(",") if each.strip()]
+    return [next(as_numbers(each), each) for each in parts] if len(parts) > 1 else [value]
 
 
 def _forms_of_text(path: KeyPath, text: str) -> Iterator[object]:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow.jobfile.diagnostics.suggestions import nearest
+from elasticflow.jobfile.diagnostics.suggestions import is_table, nearest
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, to_toml
 from elasticflow.jobfile.tables.evaluation import without_set
 from elasticflow.jobfile.tables.job import Job
+from elasticflow.jobfile.tables.sbatch_options import why_refused
 from elasticflow.jobfile.text.layers import flag_layer, value_at
 from elasticflow.jobfile.text.read import UnreadableError
 from elasticflow.jobfile.wording.foreign_names import (
     DECIDED_ELSEWHERE,
     LOCAL,
     Meaning,
+    meaning_in,
     meaning_of,
     plain,
 )
@@ -48,26 +50,25 @@ class KeySuggestion(NamedTuple):
     note: str = ""
     is_slip: bool = False
 
-    def in_file(self, path: KeyPath, raw: TomlTable, *, has_header: bool) -> str:
-        """Return the help for the key at *path* of a job's file.
-
-        Args:
-            path: Path of the key.
-            raw: The merged job.
-            has_header: The table around the key begins with a header, so that the lines below belong to it.
-        """
+    def in_file(self, path: KeyPath, source: Source) -> str:
+        """Return the help for the key at *path* of a job's file."""
+        raw = source.raw
         if len(self.keys) != 1:
             return self._several(str(path[-1])) if self.keys else self.note
         key, around = self.keys[0], path[:-1]
+        is_given = path != key and _is_beside(source, path, key)
         if self.is_slip:
-            is_given = path != key and value_at(key, raw) is not None
             return f'did you mean "{key[-1]}"?{" It is given already: keep one of them" if is_given else ""}'
         if len(key) == 1:
             return self._table(path, raw)
-        if value_at(key, raw) is not None:
+        if is_given and self.value and self.value == to_toml(value_at(key, raw)):
             return f"this is {dotted(key)} here, which is given already: take this out"
+        if is_given:
+            given = value_at(key, raw)
+            is_shown = not isinstance(given, dict | list) and not _is_hidden(str(key[-1]), given)
+            return f"this is {dotted(key)} here, which is {to_toml(given) if is_shown else 'given'} already: keep one of them"
         if around[: len(key) - 1] == key[:-1] and len(around) >= len(key) and key[-1] == path[-1]:
-            where = f"above [{dotted(around)}]" if has_header else f"out of {dotted(around)}"
+            where = f"above [{dotted(around)}]" if has_header(source, around) else f"out of {dotted(around)}"
             return f"it belongs in [{dotted(key[:-1])}]: move it up, {where}"
         return f"{self._line(key, around, raw)}{self._noted()}"
 
@@ -190,24 +191,42 @@ def _suggestion(path: KeyPath, value: object) -> KeySuggestion:
         return KeySuggestion(((*around, (same or near)[0]),), _value(path, name, value), is_slip=True)
     if around[:1] == ("matrix",):
         return _in_matrix(path, value)
+    if (meaning := meaning_in(_table_of(around), name)) is not None:
+        return _meant(meaning, path, value)
     if (
         local := next((key for key, others in LOCAL.items() if key in names and plain(name) in others), None)
     ) is not None:
         return KeySuggestion(((*around, local),), _value((*around, local), name, value))
     if (meaning := meaning_of(name)) is not None:
-        return _meant(meaning, name, value)
-    if homes := _homes(name, around):
+        return _meant(meaning, path, value)
+    option = f"--{name.replace('_', '-')}={value}"
+    if around == ("slurm",) and why_refused(option) is None:
+        return KeySuggestion((), note=f"it is an option of sbatch: extra = [{to_toml(option)}]")
+    if homes := _homes(name, around, value):
         return KeySuggestion(homes, _value(homes[0], name, value) if len(homes) == 1 else "")
     if near := nearest(name, names):
         return KeySuggestion(((*around, near[0]),), is_slip=True)
-    return KeySuggestion((), note=_listed(around, names))
+    listed = _listed(around, names)
+    if {"entry", "args"} <= {*names} and not _is_hidden(name, value):
+        listed += f"; an argument of its entry stands in args: args = {to_toml({name: value})}"
+    return KeySuggestion((), note=listed)
 
 
-def _meant(meaning: Meaning, name: str, value: object) -> KeySuggestion:
+def _table_of(around: KeyPath) -> str:
+    """Return the name of a table without the names of evaluation sets and the numbers of a list."""
+    return dotted(tuple(part for part in without_set(around) if isinstance(part, str))) or "."
+
+
+def _meant(meaning: Meaning, path: KeyPath, value: object) -> KeySuggestion:
+    around, name = path[:-1], str(path[-1])
     if not meaning.key:
         shown = "..." if isinstance(value, dict | list) or _is_hidden(name, value) else to_toml(value)
         return KeySuggestion((), note=meaning.note.replace("{}", shown))
-    key = tuple(meaning.key.split("."))
+    key: KeyPath = tuple(meaning.key.split("."))
+    if around and meaning.key.startswith(f"{_table_of(around)}."):
+        key = (*around, *key[_table_of(around).count(".") + 1 :])
+    elif "args" in keys_at(around) and key[:1] == around[:1] and key[1:-1] == ("args",):
+        key = (*around, *key[1:])  # of these parameters, not of all
     if "{}" not in meaning.form and value is False:
         return KeySuggestion((), note="leave it out: that is how it is without it")
     # A fixed form has the meaning of a switch; for `eval_strategy = "steps"` it would mean something else.
@@ -220,7 +239,7 @@ def _formed(key: KeyPath, form: str, name: str, value: object) -> str:
     """Return the value to write at *key*, in the form that the key takes; empty if *value* does not convert."""
     import tomli
 
-    if len(key) == 1 or _is_hidden(name, value):
+    if len(key) == 1 or _is_hidden(name, value) or (isinstance(value, bool) and '"{}"' in form):
         return ""
     if "{}" in form and (isinstance(value, str) or form == "{}"):
         return _value(key, name, value)
@@ -250,14 +269,15 @@ def _is_free(key: KeyPath) -> bool:
     return annotation_at(key) is None or not keys_at(key[:-1])
 
 
-def _homes(name: str, around: KeyPath) -> tuple[KeyPath, ...]:
-    """Return every key called *name*, keys of the surrounding tables first."""
-    if around and name in {*Job.model_fields, "extends"}:
+def _homes(name: str, around: KeyPath, value: object) -> tuple[KeyPath, ...]:
+    """Return every key called *name*, keys of the surrounding tables first; of other tables, those that take *value*."""
+    if around and (name == "extends" or (name in Job.model_fields and is_table(value))):
         return ((name,),)
     above = [around[:length] for length in range(len(around) - 1, 0, -1)]
     if home := next((table for table in above if name in keys_at(table)), None):
         return ((*home, name),)
-    return tuple((table, name) for table in Job.model_fields if name in keys_at((table,)))
+    homes = [(table, name) for table in Job.model_fields if name in keys_at((table,))]
+    return tuple(home for home in homes if len(homes) > 1 or accepts(home, value))
 
 
 def _in_matrix(path: KeyPath, value: object) -> KeySuggestion:
@@ -284,6 +304,13 @@ def _listed(around: KeyPath, names: Sequence[str]) -> str:
     if around:
         return f"[{dotted(around)}] takes: {', '.join(names)}"
     return f"a job file has the tables: {', '.join(each for each in names if each != 'extends')}"
+
+
+def _is_beside(source: Source, path: KeyPath, key: KeyPath) -> bool:
+    """Return whether the text that has the key at *path*, or one that is laid over it, also has *key*."""
+    place, of_key = source.look(path), source.look(key)
+    layers = [layer for layer in source.layers if place and of_key and layer in {place[0], of_key[0]}]
+    return bool(of_key and layers and layers[-1] is of_key[0])
 
 
 def has_header(source: Source, table: KeyPath) -> bool:
