@@ -58,7 +58,7 @@ _TRIES = 5
 
 @dataclass(frozen=True)
 class HeldLayout:
-    """How shards lie in slots, and the rank that filled them.
+    """The layout of shards in slots, and the rank that filled them.
 
     Attributes:
         rank: Rank among all nodes' ranks.
