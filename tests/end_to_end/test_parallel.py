@@ -131,6 +131,40 @@ def test_batch_mode_repeats_its_bits_at_each_number_of_workers(gpt: Project, for
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("workers", [2, 1])
+def test_node_that_has_a_copy_holds_it_and_one_that_has_a_part_says_why_not(
+    gpt: Project, workers: int
+) -> None:
+    """Two nodes. Each has a copy on two workers: the node of rank 0 is lost, and receives it. Or both have one copy: nothing is held."""
+    sets = (
+        f"nodes.nproc_per_node={workers}",
+        "nodes.min=2",
+        "nodes.max=2",
+        "parallel.shard=2",
+        "train.steps=100000",
+        'snapshots.every="100000 steps"',
+        WRAP,
+    )
+    running = gpt.start(
+        "run", "job.toml", "--run-id=held", "--simulate-nodes=2", *flags(*sets), run_id="held", job="gpt"
+    )
+    if workers == 1:
+        (off,) = running.wait_for("a reason", lambda: named(running.events(), events.HELD_OFF))
+        assert off["reason"] == "the parts of the model are on several nodes, and no node has all of them"
+    else:
+        held = int(running.wait_for("a held state", lambda: running.state().get("held")))
+        above = psutil.Process(running.pid_of(0)).parents()
+        next(process for process in above if "elasticflow.launcher.agent.main" in process.cmdline()).kill()
+        running.wait_for_group(4, 1)
+        started = named(running.events(), events.TRAINING_STARTED)[-1]
+        assert started["from_memory"]
+        assert started["step"] >= held
+        assert named(running.events(), events.HELD_RECEIVED)
+    os.kill(running.process.pid, signal.SIGTERM)
+    assert running.end() == 75, running.told()
+
+
+@pytest.mark.nightly
 def test_nodes_that_fill_no_copy_wait_and_step_in(gpt: Project) -> None:
     """Three nodes of one worker, two workers to a copy: the third steps in for a node that is lost."""
     sets = ("nodes.nproc_per_node=1", "nodes.max=4", "parallel.shard=2", "train.steps=100000", WRAP)

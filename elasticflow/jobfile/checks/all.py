@@ -261,10 +261,10 @@ def _one_node_only(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
     if nodes is None or snapshots is None or not snapshots.settings().is_held_at_interval:
         return
     if nodes.max > 1:
-        message = f"snapshots.memory covers one node, and nodes.max is {nodes.max}"
+        message = f"snapshots.memory at an interval covers one node, and nodes.max is {nodes.max}"
         remedy = (
-            "while workers are on several nodes, a crash goes back to the newest snapshot on the store:\n"
-            "choose snapshots.every for that"
+            "leave it out: each node then holds the state by itself; with an interval, a crash goes back to the\n"
+            "newest snapshot on the store while workers are on several nodes"
         )
         path = ("snapshots", "memory")
         yield source.problem(codes.ONE_NODE_ONLY, message, path, severity="warning", remedy=remedy)

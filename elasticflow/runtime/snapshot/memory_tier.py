@@ -128,7 +128,7 @@ class OfRank0:
         self._me = me
         self._live: dict[str, Tensor] = {}
         self._tensors: dict[str, Tensor] = {}
-        # Of each device, the bytes that are sent, and the tensors in them with rank 0's own.
+        # The bytes that are sent, for each device, and the tensors in them with rank 0's own.
         self._sent: list[tuple[Tensor, list[tuple[Tensor, Tensor]]]] = []
 
     def of(self, captured: Captured) -> Captured:

@@ -5,7 +5,7 @@ Where the tier is optional a rank has two, and fills none of them while the olde
 Ranks step together: no rank is more than one held step ahead, so all still hold the step that the slowest filled. When
 workers die, their slots stay with the writer; their successors resume from the content and then take the slots over.
 The ranks of each node hold the whole state among themselves, so that any one node has all of it. Of a snapshot on the store each node
-writes what its ranks would store without the tier. A node that lacks the state receives it from one that has it.
+writes what its ranks would store without the tier. A node that lacks the state receives it from another node.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _TRIES = 5
 
 @dataclass(frozen=True)
 class HeldLayout:
-    """How shards lie in slots, and the rank that filled them.
+    """The layout of shards in slots, and the rank that filled them.
 
     Attributes:
         rank: Rank among all nodes' ranks.

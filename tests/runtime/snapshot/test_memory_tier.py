@@ -64,8 +64,8 @@ def test_wall_clock_that_jumps_changes_nothing(me: Any, monkeypatch: pytest.Monk
     link: Any = SimpleNamespace(
         slots=[slot, slot], declined=None, is_requested=False, reserve=lambda *_, **__: None
     )
-    others: Any = (None, None, None)
-    tier = MemoryTier(me, link, *others, AUTO)
+    nothing: Any = None
+    tier = MemoryTier(me, link, nothing, nothing, nothing, AUTO)
     tier.reserve(in_pieces.state_of({"w": torch.empty(1 << 25)}))
     tier.is_settled = True
     asked = []
