@@ -86,6 +86,7 @@ def test_reason_for_which_a_job_never_starts_is_about_a_key(
     (job := tmp_path / "job.toml").write_text("\n".join(f"[{name}]\n{text}" for name, text in lines.items()))
     problem = never_starts(7, reason, WHOLE, load_source(job))
     assert problem is not None
+    assert problem.line is not None
     assert "warning" == problem.severity
     assert problem.message == f"Slurm job 7 stays queued and does not start: {reason}"
     assert job.read_text().splitlines()[problem.line - 1].startswith(key[1])
