@@ -100,6 +100,9 @@ def never_starts(number: int, reason: str, slurm: SlurmTable, source: Source) ->
     if said is None:
         return None
     cause = cause_of(said, slurm)
+    if said in _OF_NODES:  # unlike sbatch, the queue counts the most nodes (seen in 22.05)
+        remedy = "`sinfo --format='%P %s'` lists how many nodes a job of a partition may have: ask for fewer"
+        cause = Cause(("nodes", "max"), None, remedy)
     message = f"Slurm job {number} stays queued and does not start: {reason}"
     remedy = f"{cause.remedy}; then scancel {number}, and submit again"
     return source.problem(

@@ -183,14 +183,15 @@ class BatchScript:
         """Yield the lines for each node of a gang: the command, and the script's own part in case the first node is lost."""
         again = f'[ ! -e "$folder/cancel" ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {self.table.requeues} ]'
         yield "# What each node does. Slurm may signal this shell, too: it waits for what it has started, whose code counts."
-        yield "# Its lines begin with its name. A command that was killed is started again, three times at most."
+        yield "# Its lines begin with its name; once srun is gone, with the first node, they go nowhere. A command that was killed is"
+        yield "# started again, three times at most."
         yield "# If the first node is lost, this script is lost with it: then each node that is left sees to the end of the job."
         if not self.job.torchrun.is_store_outside:
             yield "# As soon as nobody leads and Slurm has lost the node that did, the next one leads, if enough are left."
         yield "export folder first=$SLURMD_NODENAME"
         yield "# shellcheck disable=SC2016  # each node's own"
         yield f"""node='trap "asked=yes" TERM
-exec > >(trap "" TERM; exec sed -u "s/^/$SLURMD_NODENAME | /") 2>&1
+exec > >(trap "" TERM PIPE; sed -u "s/^/$SLURMD_NODENAME | /"; exec cat >/dev/null) 2>&1
 lines=$! tries=0
 left() {{ scontrol show hostnames "$(squeue -h -t RUNNING -j "$SLURM_JOB_ID" -o %N)"; }}
 {self._attempts()}

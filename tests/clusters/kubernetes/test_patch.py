@@ -13,8 +13,8 @@ from elasticflow import guide
 from elasticflow.clusters.kubernetes.patch import patched
 from elasticflow.clusters.yaml_text import Commented, yaml_documents
 from elasticflow.errors import RenderError
-from tests.clusters.kubernetes.test_pod_security import pod_templates, violations
-from tests.clusters.kubernetes.test_render import VERSION, objects, rendered
+from tests.clusters.kubernetes.test_pod_security import violations
+from tests.clusters.kubernetes.test_render import VERSION, objects, pod_templates, rendered
 
 MANIFEST: list[Any] = [
     Commented("first", {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "a"}}),

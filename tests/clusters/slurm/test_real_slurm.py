@@ -75,7 +75,7 @@ def test_gang_loses_its_first_node_where_jobs_make_their_own_environment(
     try:
         with cluster(tmp_path / "slurm", 3) as made, project_at(tmp_path / "project") as project:
             login = Login(made, project, hands_on=False)
-            login.write_job("long", 2, 3, 'time = "30 min"\npartition = "short"')
+            login.write_job("long", 1, 2, 'time = "30 min"\npartition = "short"')
             told = subprocess.run(
                 ["elasticflow", "submit", "slurm", "jobs/long.toml"],
                 cwd=login.root, env=login.environment, capture_output=True, text=True, check=True,

@@ -64,8 +64,8 @@ def test_a_refusal_shows_the_place(tmp_path: Path) -> None:
         ("PartitionTimeLimit", ("slurm", "time")),
         ("QOSMaxWallDurationPerJobLimit", ("slurm", "time")),
         ("AssocMaxWallDurationPerJobLimit", ("slurm", "time")),
-        ("PartitionNodeLimit", ("nodes", "min")),
-        ("QOSMaxNodePerJobLimit", ("nodes", "min")),
+        ("PartitionNodeLimit", ("nodes", "max")),
+        ("QOSMaxNodePerJobLimit", ("nodes", "max")),
         ("AssocMaxCpuPerJobLimit", ("slurm", "cpus_per_task")),
         ("QOSMaxMemoryPerJob", ("slurm", "mem")),
         ("QOSMaxGRESPerJob", ("slurm", "gpus")),
@@ -81,11 +81,12 @@ def test_reason_for_which_a_job_never_starts_is_about_a_key(
     lines = {
         "slurm": 'partition = "gpu"\naccount = "vision"\nqos = "long"\ntime = "4 h"\ngpus = 4\nmem = "64 GiB"\n'
         'cpus_per_task = 16\nextra = ["--constraint=a100"]',
-        "nodes": "min = 2",
+        "nodes": "min = 2\nmax = 3",
     }
     (job := tmp_path / "job.toml").write_text("\n".join(f"[{name}]\n{text}" for name, text in lines.items()))
     problem = never_starts(7, reason, WHOLE, load_source(job))
     assert problem is not None
+    assert problem.line is not None
     assert "warning" == problem.severity
     assert problem.message == f"Slurm job 7 stays queued and does not start: {reason}"
     assert job.read_text().splitlines()[problem.line - 1].startswith(key[1])

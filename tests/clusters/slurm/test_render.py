@@ -107,16 +107,34 @@ def test_next_node_leads_once_slurm_has_lost_the_first(tmp_path: Path) -> None:
     assert (1, True) == (len(runs), "requeue 7" in told)
 
 
-def _node_alone(folder: Path, name: str, ends: list[str], nodes: str) -> tuple[str, list[str]]:
+@pytest.mark.usefixtures("real_processes")
+def test_node_goes_on_without_a_reader_of_its_lines(tmp_path: Path) -> None:
+    """As when srun is lost with the first node: the command's many lines go nowhere, and its exit code counts."""
+    many = "for line in $(seq 2000); do echo $line || exit 1; done; exit 0"
+    _, runs = _node_alone(
+        tmp_path, "n2", [many, "exit 9"], "n[1-3]", reads="exec > >(exec true); sleep 0.3; "
+    )
+    assert 1 == len(runs)
+    assert "0" == (tmp_path / "code").read_text().strip()
+
+
+def _node_alone(
+    folder: Path, name: str, ends: list[str], nodes: str, reads: str = ""
+) -> tuple[str, list[str]]:
     """Run the shell of the node *name* of the rendered gang; return its lines, and the arguments of each start.
 
     Args:
         ends: What the command does at each start, in shell.
         nodes: Nodes of the job that squeue lists.
+        reads: Lines of shell before the shell's own, such as ones that close its output.
     """
     folder.mkdir(exist_ok=True)
     script = rendered("gang")
-    shell = script[script.index("node='") + 6 : script.index('exit "$code"\'')] + 'exit "$code"'
+    shell = (
+        script[script.index("node='") + 6 : script.index('exit "$code"\'')]
+        + f'echo "$code" > {folder}/code; exit "$code"'
+    )
+    shell = reads + shell
     cases = "\n".join(f"{number}) {end} ;;" for number, end in enumerate(ends, 1))
     programs = {
         "elasticflow": f'echo "$@" >> {folder}/runs\n[ "$1" = run ] || exit 75\ncase $(grep -c "^run" {folder}/runs) in\n{cases}\nesac',

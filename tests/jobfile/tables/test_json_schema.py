@@ -131,7 +131,10 @@ def test_schema_and_models_agree_on_the_gallery() -> None:
             alone.add(path.stem)
     of_slurm = {
         f"slurm_{what}"
-        for what in ("gpus_twice", "option_breaking", "option_ours", "option_short", "option_unknown")
+        for what in (
+            *("gpus_twice", "option_breaking", "option_ours", "option_short", "option_unknown"),
+            *("container", "output_folder", "srun_ours"),
+        )
     }
     assert {
         "best_no_metric",
@@ -139,6 +142,7 @@ def test_schema_and_models_agree_on_the_gallery() -> None:
         "notify_nobody",
         "notify_secret",
         "range_empty",
+        "ray_resource_counted",
         *of_slurm,
     } == alone
     assert len(BEYOND) == 10
@@ -389,6 +393,9 @@ _BEYOND_WORDS = (
     "notify.url holds a secret",
     "both ask for GPUs",
     "slurm.extra:",
+    "slurm.srun:",
+    "slurm.output: Slurm makes no folder",
+    "is no custom resource",
 )
 
 
