@@ -20,8 +20,8 @@ BUSY = "import time\nwhile time.process_time() < %f: pass\nprint(flush=True)\nim
 
 @pytest.fixture
 def process(real_processes: None) -> Iterator[subprocess.Popen[str]]:
-    """Yield a process that waits for ever once it has printed a line and has used two seconds of CPU time."""
-    started = subprocess.Popen([sys.executable, "-c", BUSY % 2.0], stdout=subprocess.PIPE, text=True)
+    """Yield a process that waits for ever once it has printed a line and has used most of a second of CPU time."""
+    started = subprocess.Popen([sys.executable, "-c", BUSY % 0.9], stdout=subprocess.PIPE, text=True)
     yield started
     started.kill()
     started.wait()
