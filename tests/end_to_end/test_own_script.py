@@ -24,7 +24,7 @@ def stay():
     lock.acquire()
 
 def work():
-    end = time.process_time() + 3
+    end = time.process_time() + 4
     while time.process_time() < end:
         pass
     Path("exported").touch()
@@ -40,7 +40,7 @@ entry = "stays.py"
 [nodes]
 nproc_per_node = 2
 [restarts]
-hang_timeout = "2 s"
+hang_timeout = "3 s"
 """
 JOB = "examples/own_script/own_script.toml"
 ARGS = 'script.args=["--epochs=%d", "--checkpoint=kept.pt", "--pause=%s"]'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elasticflow.system.processes import children_of, cpu_seconds_of
+from elasticflow.system.processes import children_of, cpu_seconds_of, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,6 +18,8 @@ _LOOK_S = 1.0
 _PAUSE_S = 10.0
 # Threads that only look whether there is something to do need less of a core than this share.
 _IDLE_SHARE = 0.001
+# State of a process, as the kernel names it.
+_IN_KERNEL = "D"
 
 
 class LingeringRanks:
@@ -47,7 +49,8 @@ class LingeringRanks:
         self._looked = now
         for pid, (cpu_s, _) in self._signs.items():
             used_s = cpu_seconds_of(pid)
-            if used_s - cpu_s > _IDLE_SHARE * self._grace_s or children_of(pid):
+            is_reading = state_of(pid) == _IN_KERNEL  # or writing, to a disk or to another machine's
+            if is_reading or used_s - cpu_s > _IDLE_SHARE * self._grace_s or children_of(pid):
                 self._signs[pid] = (used_s, now)
         return bool(left) and all(
             min(silent_s, now - self._signs[pid][1]) >= self._grace_s for pid, silent_s in left.items()
