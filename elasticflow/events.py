@@ -155,7 +155,7 @@ WORKER_LINGERED = Event(
     level="warning",
     line=Template(
         "lingered",
-        "rank {rank} did not end for {seconds:span} after its peers, and was ended: {reason}",
+        "rank {rank} did not end after its peers, without a sign of life for {seconds:span}, and was ended: {reason}",
         ("stacks: {stacks}",),
     ),
 )
