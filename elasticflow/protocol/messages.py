@@ -100,7 +100,7 @@ class StalledWorker:
 
     @property
     def waits_for_others(self) -> bool:
-        """True if it waits for other ranks, or for the store that it shares with them."""
+        """True if the worker is in a call that waits for other ranks, or for their common store."""
         innermost = self.frames[:1]
         return any(_WAITS.search(frame.file) or frame.function == _BACKWARD for frame in innermost)
 
@@ -313,8 +313,8 @@ class WorkerLingered:
 
     Attributes:
         seconds: Time without a sign of life.
-        reason: What held it.
-        frames: Its Python stack, innermost frame first.
+        reason: The code that held the worker.
+        frames: The Python stack of the worker, innermost frame first.
         stacks: File that holds all of its stacks.
     """
 

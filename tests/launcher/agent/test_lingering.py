@@ -22,9 +22,9 @@ BUSY = "import time\nwhile time.process_time() < %f: pass\nprint(flush=True)\nim
 def process(real_processes: None) -> Iterator[subprocess.Popen[str]]:
     """Yield a process that waits for ever once it has printed a line and has used most of a second of CPU time."""
     started = subprocess.Popen([sys.executable, "-c", BUSY % 0.9], stdout=subprocess.PIPE, text=True)
-    yield started
-    started.kill()
-    started.wait()
+    with started:
+        yield started
+        started.kill()
 
 
 def test_a_silent_process_without_cpu_time_is_stuck_after_the_grace(process: subprocess.Popen[str]) -> None:
