@@ -148,6 +148,17 @@ WORKER_WARNED = Event(
     ("node", "rank", "in_generation", "category", "place", "text", "times"),
     level="warning",
 )
+WORKER_LINGERED = Event(
+    "worker.lingered",
+    "a worker did not end although its peers had ended well, and showed no sign of life: it was ended, and counts as one that ended well",
+    ("node", "rank", "seconds", "reason", "frames", "stacks"),
+    level="warning",
+    line=Template(
+        "lingered",
+        "rank {rank} did not end after its peers, without a sign of life for {seconds:span}, and was ended: {reason}",
+        ("stacks: {stacks}",),
+    ),
+)
 PROCESS_LEFT_BEHIND = Event(
     "process.left_behind",
     "a process that outlived the worker which started it was ended; without a node it was no living agent's",

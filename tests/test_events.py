@@ -65,6 +65,7 @@ FROZEN = {
         "traceback",
     },
     "worker.raised": {"class", "error", "exception", "final", "traceback"},
+    "worker.lingered": {"frames", "node", "rank", "reason", "seconds", "stacks"},
     "process.left_behind": {"command", "node", "pid", "was_killed"},
     "standbys.ready": {"memory", "node", "pids", "seconds", "without_device"},
     "standbys.off": {"node", "reason"},

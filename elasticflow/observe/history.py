@@ -385,6 +385,7 @@ class RunHistory:
         data_warnings: The newest record of each kind about a dataset whose samples vary or were not checked.
         slow_ranks: The newest `rank.slow` record of each rank that has one.
         warnings: Warnings of the job's code and its libraries, by category, and place or text.
+        lingered: The `worker.lingered` records.
         began_anew: The newest `script.began_anew` record, unless a step was reported since.
         standbys: By node, its standby workers beside the newest generation, or the reason it makes none.
         standbys_seen: The newest standbys that were ready.
@@ -426,6 +427,7 @@ class RunHistory:
     data_warnings: dict[tuple[str, str], Record] = field(default_factory=dict)
     slow_ranks: dict[int, Record] = field(default_factory=dict)
     warnings: dict[tuple[str, str], WarningSeen] = field(default_factory=dict)
+    lingered: list[Record] = field(default_factory=list)
     began_anew: Record | None = None
     standbys: dict[str, NodeStandbys] = field(default_factory=dict)
     standbys_seen: NodeStandbys | None = None
@@ -706,6 +708,9 @@ class RunHistory:
     def _rank_slow(self, event: Record, at: float | None) -> None:
         self.slow_ranks[int_of(event, "rank")] = event
 
+    def _worker_lingered(self, event: Record, at: float | None) -> None:
+        self.lingered.append(event)
+
     def _worker_warned(self, event: Record, at: float | None) -> None:
         key = warning_key(event)
         self.warnings[key] = WarningSeen.of(event, self.warnings.get(key))
@@ -730,6 +735,7 @@ class RunHistory:
         events.HANG_DETECTED: _hang_detected,
         events.RANK_SLOW: _rank_slow,
         events.WORKER_WARNED: _worker_warned,
+        events.WORKER_LINGERED: _worker_lingered,
         events.SCRIPT_STARTED: _script_started,
         events.SCRIPT_BEGAN_ANEW: _began_anew,
         events.TRAINING_STARTED: _training_started,

@@ -81,6 +81,11 @@ def slow_ranks_of(history: RunHistory) -> list[str]:
     return [f"{_text_of(r)} (generation {r.get('generation')})" for r in history.slow_ranks.values()]
 
 
+def lingered_of(history: RunHistory) -> list[str]:
+    """Return the workers that were ended because they stayed after their peers, and what held them."""
+    return [_text_of(record) for record in history.lingered]
+
+
 def code_warnings_of(history: RunHistory) -> list[str]:
     """Return the warnings of the job's code and its libraries, in the order of their first time."""
     return [warning.in_words for warning in history.warnings.values()]

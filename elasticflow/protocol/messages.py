@@ -6,6 +6,7 @@ Agents, and machines that joined, send a `Message` to the supervisor, which answ
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -13,6 +14,12 @@ from elasticflow.events import EventRecord  # noqa: TC001  # the codec reads the
 from elasticflow.protocol.device_usage import DeviceUsage  # noqa: TC001  # as above
 from elasticflow.protocol.json_codec import MessageCodec
 
+# Files in which a rank waits for others, or for the store that it shares with them.
+_WAITS = re.compile(
+    r"/torch/distributed/|/torch/nn/parallel/distributed\.py$|/elasticflow/runtime/(?:process/process_group|training/fixed_order_sum|snapshot/writer_connection)\.py$"
+)
+# The function in which DistributedDataParallel waits.
+_BACKWARD = "_engine_run_backward"
 MOST_PROFILED = 1000
 """Steps of a trace."""
 GenerationRequest = Literal["drain", "stop", "stacks", "profile"]
@@ -90,6 +97,12 @@ class StalledWorker:
     loaders: tuple[LoaderStack, ...]
     log: str
     dump: str = ""
+
+    @property
+    def waits_for_others(self) -> bool:
+        """True if the worker is in a call that waits for other ranks, or for their common store."""
+        innermost = self.frames[:1]
+        return any(_WAITS.search(frame.file) or frame.function == _BACKWARD for frame in innermost)
 
 
 @dataclass(frozen=True)
@@ -295,6 +308,25 @@ class ProcessLeftBehind:
 
 
 @dataclass(frozen=True)
+class WorkerLingered:
+    """A worker that had nothing left to do, as its peers had ended well, did not end by itself, and was ended.
+
+    Attributes:
+        seconds: Time without a sign of life.
+        reason: The code that held the worker.
+        frames: The Python stack of the worker, innermost frame first.
+        stacks: File that holds all of its stacks.
+    """
+
+    node: str
+    rank: int
+    seconds: float
+    reason: str
+    frames: tuple[str, ...]
+    stacks: str
+
+
+@dataclass(frozen=True)
 class Activity:
     """A node's present activity, once it has lasted for longer than a moment; an empty phase says that it is over.
 
@@ -469,6 +501,7 @@ Message = (
     | Activity
     | Printed
     | ProcessLeftBehind
+    | WorkerLingered
     | LogLeftOut
     | Warned
     | StandbysReady
@@ -495,6 +528,7 @@ MESSAGES: MessageCodec[Message] = MessageCodec(
         "activity": Activity,
         "printed": Printed,
         "left_behind": ProcessLeftBehind,
+        "lingered": WorkerLingered,
         "left_out": LogLeftOut,
         "warned": Warned,
         "standbys": StandbysReady,

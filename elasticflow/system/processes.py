@@ -115,6 +115,12 @@ def state_of(pid: int) -> str:
     return next(iter(_stat(pid)), "")
 
 
+def cpu_seconds_of(pid: int) -> float:
+    """Return the CPU time that all threads of the process have used; 0 where that is not told."""
+    fields = _stat(pid)
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
+
+
 def started_at(pid: int) -> int | None:
     """Return when the process was started, in clock ticks after the machine was (macOS: after 1970); None if it is gone.
 

@@ -12,6 +12,36 @@ from tests.end_to_end.harness import named, wait_gone
 if TYPE_CHECKING:
     from tests.end_to_end.harness import Project, Running
 
+STAYS = """\
+import os
+import threading
+import time
+from pathlib import Path
+
+def stay():
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+def work():
+    end = time.process_time() + 4
+    while time.process_time() < end:
+        pass
+    Path("exported").touch()
+
+if os.environ["RANK"] == "1":
+    {"stay": stay, "work": work}[os.environ["DOES"]]()
+"""
+STAYING_JOB = """\
+[job]
+name = "stays"
+[script]
+entry = "stays.py"
+[nodes]
+nproc_per_node = 2
+[restarts]
+hang_timeout = "3 s"
+"""
 JOB = "examples/own_script/own_script.toml"
 ARGS = 'script.args=["--epochs=%d", "--checkpoint=kept.pt", "--pause=%s"]'
 
@@ -63,3 +93,25 @@ def test_a_script_as_it_is_survives_a_kill_and_leaves_when_it_is_asked_to(projec
     assert "training again" not in why
     assert "resuming after epoch" in _asked(project, "logs", "own", "--rank", "0")
     assert [] == wait_gone("own")
+
+
+def test_a_rank_that_stays_after_its_peers_is_ended_and_one_that_works_is_not(project: Project) -> None:
+    """The run ends well, and says what held the rank: its stack. CPU time is a sign of life, silence alone is none."""
+    (project.root / "stays.py").write_text(STAYS)
+    (project.root / "stays.toml").write_text(STAYING_JOB)
+    works = project.run("stays.toml", "works", job="stays", DOES="work")
+    assert works.end() == 0, works.told()
+    assert (project.root / "exported").exists()
+    assert [] == named(works.events(), events.WORKER_LINGERED)
+
+    stays = project.run("stays.toml", "stays", job="stays", DOES="stay")
+    assert stays.end() == 0, stays.told()
+    (lingered,) = named(stays.events(), events.WORKER_LINGERED)
+    assert lingered["rank"] == 1
+    assert "stays.py:9 in stay" in lingered["reason"]
+    assert "lingered" in stays.told()
+    told = project.call("why", "stays").stdout
+    assert "finished, nothing went wrong" in told
+    assert "rank 1 did not end" in told
+    assert "stays.py:9 in stay" in " ".join(told.split())
+    assert [] == wait_gone("stays")

@@ -15,6 +15,7 @@ from elasticflow.observe.incidents import (
     code_warnings_of,
     data_warnings_of,
     incidents,
+    lingered_of,
     log_of,
     overlap_of,
     restart_anew_of,
@@ -78,6 +79,7 @@ def _warnings(history: RunHistory) -> list[tuple[str, str]]:
     found = [("overlap", overlap_of(history))]
     found += [("data", warning) for warning in data_warnings_of(history)]
     found += [("slow", warning) for warning in slow_ranks_of(history)]
+    found += [("end", text) for text in lingered_of(history)]
     found.append(("restart", restart_anew_of(history)))
     found += [("warning", warning) for warning in code_warnings_of(history)]
     return [(label, text) for label, text in found if text is not None]

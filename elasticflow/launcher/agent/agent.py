@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from elasticflow.launcher.agent.device_health import DeviceHealth
 from elasticflow.launcher.agent.flight_recorder import FlightRecorder, may_use_devices
+from elasticflow.launcher.agent.lingering import LingeringRanks, waits_for_peers
 from elasticflow.launcher.agent.master import master_of
 from elasticflow.launcher.agent.node_heartbeat import NodeHeartbeat, NodeReleasedError
 from elasticflow.launcher.agent.orphans import Orphans, adopted
@@ -130,7 +131,8 @@ class Agent:
         self._workers: ForkedWorkers | None = None
         self._generation = 0
         self._voices: list[tuple[Path, Path]] = []  # what each worker of a script prints goes there
-        self._is_stalled = self._has_told_stacks = False
+        self._is_stalled = self._has_told_stacks = self._is_left_waiting = False
+        self._lingering = LingeringRanks(config.hang_timeout_s)
         self._check = requested_check(store)  # the newest request that is answered, or no longer of use
 
     def announce(self) -> None:
@@ -214,7 +216,7 @@ class Agent:
             self._compiler_cache.begin(is_first=assignment.first_rank == 0)
         workers.start()
         self._standbys.begin()
-        self._is_stalled = self._has_told_stacks = False
+        self._is_stalled = self._has_told_stacks = self._is_left_waiting = False
         self._reporter.started(assignment.generation, ranks, workers.pids())
         return workers
 
@@ -266,6 +268,7 @@ class Agent:
                 workers.send(signal.SIGTERM)
             if is_requested(self._store, "stop", generation):
                 return False, set()
+            self._look_for_lingering(workers)
             self._look_for_hang(workers, generation)
             self._reporter.activity()
             self._reporter.figures()
@@ -334,13 +337,29 @@ class Agent:
         """
         for local_rank, voices in enumerate(self._voices):
             self._heartbeats.heard(local_rank, sum(_size(voice) for voice in voices))
-        is_stalled = self._heartbeats.look(workers.exits())
+        is_stalled = self._heartbeats.look(workers.exits()) or self._is_left_waiting
         if is_stalled != self._is_stalled:
             self._is_stalled = is_stalled
             self._reporter.standstill(is_so=is_stalled)
         if is_stalled and not self._has_told_stacks and is_requested(self._store, "stacks", generation):
             self._has_told_stacks = True
             self._reporter.stacks(workers, self._flight_recorder)
+
+    def _look_for_lingering(self, workers: ForkedWorkers) -> None:
+        """End ranks that stay without a sign of life although their peers have ended well; those in a collective hang."""
+        if self._is_left_waiting or not any(code == 0 for code, _ in workers.exits().values()):
+            return
+        left = workers.left()
+        silent_s = {each.local_rank: each.seconds for each in self._heartbeats.progress()}
+        if not self._lingering.look(
+            time.monotonic(), {pid: silent_s[local_rank] for local_rank, pid in left.items()}
+        ):
+            return
+        stalled = self._reporter.stalled(workers)
+        self._is_left_waiting = any(map(waits_for_peers, stalled))
+        if not self._is_left_waiting:
+            self._reporter.lingered(stalled)
+            workers.excuse()
 
 
 def _size(path: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elasticflow.launcher.agent import stack_dumps
@@ -22,6 +23,7 @@ from elasticflow.protocol.messages import (
     Standstill,
     StartedWorker,
     Warned,
+    WorkerLingered,
     WorkersEnded,
     WorkersStarted,
     WriterReports,
@@ -29,7 +31,7 @@ from elasticflow.protocol.messages import (
 from elasticflow.system.process_record import ProcessRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
     from elasticflow.events import EventRecord
     from elasticflow.launcher.agent.flight_recorder import FlightRecorder
@@ -178,14 +180,19 @@ class Reporter:
 
         The workers write their stacks to their standard errors.
         """
-        gone = workers.exits()
-        pids = {local_rank: pid for local_rank, pid in workers.pids().items() if local_rank not in gone}
         asked = time.monotonic()
-        dumps = recorder.ask(self._ranks[local_rank] for local_rank in pids)
-        stacks = stack_dumps.collect(pids, workers.stderrs)
+        dumps = recorder.ask(self._ranks[local_rank] for local_rank in workers.left())
+        stalled = self.stalled(workers)
         recorder.await_dumps(dumps.values(), asked)
         written = {rank: str(path) for rank, path in dumps.items() if path.exists()}
-        stalled = tuple(
+        self._heartbeats.allow_as_long()
+        stalled = tuple(replace(worker, dump=written.get(worker.rank, "")) for worker in stalled)
+        self._outbox.post(Stacks(self._generation, self._node, stalled))
+
+    def stalled(self, workers: ForkedWorkers) -> tuple[StalledWorker, ...]:
+        """Return where each living worker stands."""
+        stacks = stack_dumps.collect(workers.left(), workers.stderrs)
+        return tuple(
             StalledWorker(
                 node=self._node,
                 rank=self._ranks[progress.local_rank],
@@ -194,14 +201,22 @@ class Reporter:
                 seconds=round(progress.seconds, 1),
                 limit_s=round(progress.limit_s, 1),
                 log=str(workers.stderrs[progress.local_rank]),
-                dump=written.get(self._ranks[progress.local_rank], ""),
                 **stacks[progress.local_rank]._asdict(),
             )
             for progress in self._heartbeats.progress()
             if progress.local_rank in stacks
         )
-        self._heartbeats.allow_as_long()
-        self._outbox.post(Stacks(self._generation, self._node, stalled))
+
+    def lingered(self, workers: Iterable[StalledWorker]) -> None:
+        """Report that workers are ended which stayed though their peers had ended well."""
+        for worker in workers:
+            frames = tuple(map(str, worker.frames))
+            where = (
+                f"it was at {frames[0]}" if frames else "it was in no Python code, as at the end of a process"
+            )
+            self._outbox.post(
+                WorkerLingered(self._node, worker.rank, worker.seconds, where, frames, worker.log)
+            )
 
     def ended(self, workers: ForkedWorkers, alone: Container[int], *, failed: bool) -> None:
         """Report that no worker is left; the local ranks in *alone* ended by themselves."""

@@ -54,6 +54,7 @@ class ForkedWorkers:
     ) -> None:
         self._server, self._environments, self._streams = server, environments, streams
         self._pids: dict[int, int] = {}
+        self._excused: dict[int, tuple[int, float]] = {}
         self._closed = self._is_server_lost = False
         self._oom_kills = OomKills()
 
@@ -99,9 +100,19 @@ class ForkedWorkers:
 
     def exits(self) -> dict[int, tuple[int, float]]:
         """Exit code (negative: signal) and unix time of each local rank that has ended."""
-        return {
+        ended = {
             rank: self._server.exits[pid] for rank, pid in self._pids.items() if pid in self._server.exits
         }
+        return ended | self._excused
+
+    def excuse(self) -> None:
+        """Have the workers that are left count as ended with exit code 0; `close` ends them."""
+        self._excused = {rank: (0, time.time()) for rank in self.left()}
+
+    def left(self) -> dict[int, int]:
+        """Process ids of the local ranks that have not ended."""
+        gone = self.exits()
+        return {rank: pid for rank, pid in self._pids.items() if rank not in gone}
 
     def pids(self) -> dict[int, int]:
         """Process ids by local rank."""

@@ -23,12 +23,6 @@ if TYPE_CHECKING:
 
 ANSWER_S = 5.0
 """A node that does not answer in time is not waited for."""
-# Files in which a rank waits for others, or for the store that it shares with them.
-_WAITS = re.compile(
-    r"/torch/distributed/|/torch/nn/parallel/distributed\.py$|/elasticflow/runtime/(?:process/process_group|training/fixed_order_sum|snapshot/writer_connection)\.py$"
-)
-# The function in which DistributedDataParallel waits.
-_BACKWARD = "_engine_run_backward"
 _READS_DATA = re.compile(r"/elasticflow/runtime/data/(?:sample_reader|shard_reader|loader_processes)\.py$")
 _NOT_THE_JOBS = re.compile(
     r"^<|/elasticflow/(?:runtime|launcher|snapshots)/|/site-packages/|/lib/python3[^/]*/"
@@ -76,7 +70,10 @@ def _name_culprit(generation: Generation) -> list[Command]:
         error = "no progress, and no node told where its workers stand"
         generation.hung[0] = {"class": "hang", "error": error}
         return []
+    started = sum(map(len, generation.workers.values()))
     worker, reason = find_culprit(workers)
+    if len(workers) < started and all(each.waits_for_others for each in workers):
+        reason = f"it waits for others at {_location(worker)}, and {_ended(started - len(workers))}"
     phase = phase_of(worker)
     error = f"no progress for {worker.seconds:.0f} s in phase {phase}: {reason}"
     generation.hung[worker.rank] = {"class": "hang", "error": error, "traceback": stack_text(worker)}
@@ -105,7 +102,7 @@ def find_culprit(workers: Sequence[StalledWorker]) -> Culprit:
             is_in_kernel = worker.state == _IN_KERNEL
             why = "is in a call of the kernel that does not return" if is_in_kernel else "does not answer"
             return Culprit(worker, f"its process {why}")
-    if busy := [worker for worker in workers if not _waits_for_others(worker)]:
+    if busy := [worker for worker in workers if not worker.waits_for_others]:
         culprit = min(busy, key=lambda w: (w.step, -w.seconds, w.rank))
         return Culprit(culprit, f"it is at {_location(culprit)}{_others(len(workers) - len(busy))}")
     return _in_another_collective(workers)
@@ -143,11 +140,6 @@ def _does_not_answer(worker: StalledWorker) -> bool:
     return not worker.frames
 
 
-def _waits_for_others(worker: StalledWorker) -> bool:
-    innermost = worker.frames[0]
-    return _WAITS.search(innermost.file) is not None or innermost.function == _BACKWARD
-
-
 def _in_another_collective(workers: Sequence[StalledWorker]) -> Culprit:
     """Return the worker that waits in another collective than most; where no more wait here than there, in the job's own."""
 
@@ -168,6 +160,10 @@ def _others(waiting: int) -> str:
     if waiting == 0:
         return ""
     return ", and the other rank waits for it" if waiting == 1 else f", and {waiting} other ranks wait for it"
+
+
+def _ended(gone: int) -> str:
+    return "the other rank has ended" if gone == 1 else f"{gone} other ranks have ended"
 
 
 def _all_frames(worker: StalledWorker) -> list[Frame]:

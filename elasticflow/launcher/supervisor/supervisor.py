@@ -60,6 +60,7 @@ from elasticflow.protocol.messages import (
     StandbysOff,
     StandbysReady,
     Warned,
+    WorkerLingered,
     WorkersEnded,
     WriterReports,
 )
@@ -88,6 +89,7 @@ _LEAVE_S = 5.0
 # Messages that are events as they stand.
 _EVENTS = {
     ProcessLeftBehind: events.PROCESS_LEFT_BEHIND,
+    WorkerLingered: events.WORKER_LINGERED,
     LogLeftOut: events.LOG_LEFT_OUT,
     StandbysReady: events.STANDBYS_READY,
     StandbysOff: events.STANDBYS_OFF,
@@ -287,6 +289,7 @@ class Supervisor:
                     tell(message)
             case (
                 ProcessLeftBehind()
+                | WorkerLingered()
                 | LogLeftOut()
                 | StandbysReady()
                 | StandbysOff()

@@ -266,7 +266,7 @@ def test_what_the_compilers_cache_saves_is_told(project: Path, capsys: pytest.Ca
     with (run / "events.jsonl").open("a") as file:
         file.writelines(json.dumps(each) + "\n" for each in happened)
     figures = _figures(_planned(capsys, *compiled))
-    assert figures["compiling"] == ("26.7 s", f"run {RUN}; 0.4 s with its cache")
+    assert figures["compiling"] == ("26.7 s", f"run {RUN}; 0.41 s with its cache")
     assert figures["its cache"] == ("452.6 kB", f"run {RUN}")
 
 

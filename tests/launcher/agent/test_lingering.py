@@ -1,0 +1,68 @@
+"""When a rank that stays after its peers is judged to be stuck; real processes, no clock."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elasticflow.launcher.agent.lingering import GRACE_S, LingeringRanks, waits_for_peers
+from elasticflow.protocol.messages import Frame, StalledWorker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TORCH = "/v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
+BUSY = "import time\nwhile time.process_time() < %f: pass\nprint(flush=True)\nimport threading\nthreading.Event().wait()"
+
+
+@pytest.fixture
+def process(real_processes: None) -> Iterator[subprocess.Popen[str]]:
+    """Yield a process that waits for ever once it has printed a line and has used most of a second of CPU time."""
+    started = subprocess.Popen([sys.executable, "-c", BUSY % 0.9], stdout=subprocess.PIPE, text=True)
+    with started:
+        yield started
+        started.kill()
+
+
+def test_a_silent_process_without_cpu_time_is_stuck_after_the_grace(process: subprocess.Popen[str]) -> None:
+    """CPU time, output and an observer that was paused put it off."""
+    assert process.stdout is not None
+    ranks = LingeringRanks(1e9)
+    assert not ranks.look(100.0, {process.pid: 0.0})
+    process.stdout.readline()  # it has used CPU time since the first look
+    looks = [ranks.look(100.0 + second, {process.pid: 1000.0}) for second in range(5, 900, 5)]
+    assert looks.index(True) == pytest.approx(GRACE_S / 5, abs=1)
+    assert not ranks.look(1000.0 + GRACE_S, {process.pid: 1000.0})  # a pause of the observer
+    for second in range(5, 900, 5):
+        assert not ranks.look(1000.0 + GRACE_S + second, {process.pid: 3.0})
+
+
+def test_a_process_with_children_works(real_processes: None) -> None:
+    """What it has started may be an export."""
+    code = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'print(flush=True); input()'])"
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    parent.stdout.readline()
+    ranks = LingeringRanks(10.0)
+    assert not any(ranks.look(100.0 + second, {parent.pid: 1000.0}) for second in range(0, 100, 5))
+    parent.communicate("\n")
+
+
+@pytest.mark.parametrize(
+    ("frames", "waits"),
+    [
+        ((), False),
+        ((Frame("/p/train.py", 3, "main"),), False),
+        ((Frame(TORCH, 5, "barrier"), Frame("/p/train.py", 3, "main")), True),
+        ((Frame(TORCH, 9, "_shutdown"), Frame(TORCH, 7, "destroy_process_group")), False),
+    ],
+)
+def test_a_rank_in_a_collective_has_not_ended_well(frames: tuple[Frame, ...], waits: bool) -> None:
+    """One whose process group is being destroyed, or whose process is ending, has."""
+    worker = StalledWorker("n0", 1, "script", 0, 300.0, 300.0, "S", frames, (), "/log")
+    assert waits == waits_for_peers(worker)
