@@ -213,6 +213,8 @@ def of_batch(outputs: Tensor, targets: Tensor) -> Tensor:
     return outputs.amax(1).mean()
 
 
+if args.leave_at and args.leave_by == "break":
+    run.finish()
 state = whole_state()
 if run.rank == 0:
     print("ended " + json.dumps(state), flush=True)
