@@ -54,6 +54,7 @@ class Lockstep:
 
     def __init__(self, worker: Worker, model: nn.Module) -> None:
         self._world_size, self._last, self._is_off = worker.world_size, Call.STEP, False
+        self._owes_leave = False
         # A group of its own: other collectives of the loop may wait for each other meanwhile.
         self._group = process_group.new_group(worker.identity)
         modules = sharded_modules(model)
@@ -79,7 +80,12 @@ class Lockstep:
             StateError: another rank is about to make another call; on every rank.
             RuntimeError: another rank has ended, or did not come in time.
         """
-        if self._is_off or (call is Call.LEAVE and self._last is Call.LEAVE):
+        if self._is_off:
+            return
+        if self._owes_leave:
+            self._owes_leave = False
+            self.meet(Call.LEAVE, limit_s)
+        if call is Call.LEAVE and self._last is Call.LEAVE:
             return
         self._last = call
         ends = torch.tensor([call, -call])
@@ -88,6 +94,10 @@ class Lockstep:
         most, least = ends.tolist()
         if most != -least:
             raise self._other_calls(call)
+
+    def note_left(self) -> None:
+        """Have the next call be preceded by `LEAVE`: an exception may have closed the loop, and others wait for this rank's end then."""
+        self._owes_leave = True
 
     @contextmanager
     def off(self) -> Iterator[None]:

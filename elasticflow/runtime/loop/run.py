@@ -565,7 +565,7 @@ class Run:
             return
         # Ranks that wait elsewhere notice that this process has ended.
         with suppress(RuntimeError):
-            self._leave_loop(_GOODBYE_S)
+            self._say_goodbye()
         if self._pass.is_closed and (self.worker.should_leave or self.schedule.is_end(self.position)):
             self._close_loop()  # as ranks that called `finish` do
             self._end()
@@ -803,9 +803,10 @@ class Run:
                     break
         except GeneratorExit:
             self._pass.is_left = True
-            self._leave_loop()
+            if self._lockstep is not None:
+                self._lockstep.note_left()
             raise
-        self._leave_loop()
+        self._meet(Call.LEAVE)
 
     def _is_over_after(self, end: Position) -> bool:
         """Return True if the loop over batches ends with the pass that ended at *end*; in the middle of an epoch, end the process."""
@@ -872,10 +873,10 @@ class Run:
         if self._lockstep is not None:
             self._lockstep.meet(call, limit_s)
 
-    def _leave_loop(self, limit_s: float | None = None) -> None:
-        """End this process if other ranks that share the model are still in the loop: a loop that closes raises nothing."""
+    def _say_goodbye(self) -> None:
+        """End this process by name if other ranks that share the model are still in the loop; at its exit nothing can be raised."""
         try:
-            self._meet(Call.LEAVE, limit_s)
+            self._meet(Call.LEAVE, _GOODBYE_S)
         except StateError as error:
             life.end_by(error)
 

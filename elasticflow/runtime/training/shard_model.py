@@ -149,7 +149,10 @@ def _named_blocks(model: nn.Module, entries: Sequence[str]) -> list[nn.Module]:
 def _longest_list(model: nn.Module) -> list[nn.Module]:
     lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
     if not lists:
-        raise StateError("the model has no ModuleList whose elements could be sharded one by one", _BLOCKS)
+        raise StateError(
+            "the model has no ModuleList whose elements could be sharded one by one",
+            f'parallel.wrap = ["module:Class"] names the classes of blocks in a job file; in a loop {_BLOCKS}',
+        )
     return max(lists, key=len)
 
 

@@ -47,8 +47,8 @@ parser.add_argument("--leave-at", type=int, help="the last rank leaves its loop 
 parser.add_argument(
     "--leave-by",
     default="break",
-    choices=("break", "exit", "elsewhere", "skip", "look", "all"),
-    help="how; elsewhere: by exit, the others in a barrier; skip: only this step's forward; look: that of an evaluation by hand; all: every rank, by break after the step",
+    choices=("break", "exit", "skip", "look", "all"),
+    help="how; skip: only this step's forward; look: that of an evaluation by hand; all: every rank, by break after the step",
 )
 parser.add_argument("--cut", default="rows", help="columns: along the second dimension")
 parser.add_argument(
@@ -156,11 +156,9 @@ for batch in run.batches(Sentences(96), size=12, epochs=args.epochs):
         if args.leave_by == "skip":
             run.step(loss=0.0)
             continue
-        if args.leave_by in ("exit", "elsewhere"):
+        if args.leave_by == "exit":
             raise SystemExit
         break
-    if args.leave_by == "elsewhere" and batch.end.step == args.leave_at:
-        torch.distributed.barrier()
     moves = not args.accumulate or batch.end.step % 2 == 0
     if not args.accumulate:
         optimizer.zero_grad()
@@ -215,6 +213,8 @@ def of_batch(outputs: Tensor, targets: Tensor) -> Tensor:
     return outputs.amax(1).mean()
 
 
+if args.leave_at and args.leave_by == "break":
+    run.finish()
 state = whole_state()
 if run.rank == 0:
     print("ended " + json.dumps(state), flush=True)
