@@ -185,6 +185,8 @@ def _remedy(path: KeyPath, value: object) -> str | None:
         return f'write sinks = ["{key}"]'
     if expected == "a table":
         return _as_table(path, value)
+    if isinstance(value, str) and value.endswith(".py") and path == ("script", "module"):
+        return f"write entry = {to_toml(value)}"
     if isinstance(value, str) and value.endswith(".py") and "module:name" in expected:
         module = value.removesuffix(".py").removeprefix("./").strip("/").replace("/", ".")
         return f'write {key} = "{module}:NAME", with the NAME of a class or function in that file'
