@@ -43,7 +43,7 @@ def followed(text: str, found: Diagnostic, moved: list[tuple[str, str]]) -> str 
 
     A line that belongs into another table is put into *moved*, with the head of that table.
     """
-    lines, remedy = text.splitlines(), found.help or ""
+    lines, remedy = text.splitlines(), (found.help or "").partition("\ndefined at ")[0]
     if found.line is None or found.line != found.end_line or found.line > len(lines):
         return None
     line, begin, end = lines[found.line - 1], (found.column or 1) - 1, (found.end_column or 1) - 1
@@ -55,7 +55,7 @@ def followed(text: str, found: Diagnostic, moved: list[tuple[str, str]]) -> str 
     elif (unquoted := UNQUOTED.fullmatch(remedy)) is not None:
         quoted = rf"{re.escape(unquoted['key'])}\s*=\s*(\"[^\"]*\"|'[^']*')"
         new = re.sub(quoted, f"{unquoted['key']} = {unquoted['value']}", line)
-    elif (written := WRITTEN.fullmatch(remedy)) is not None and begin == 0:
+    elif (written := WRITTEN.fullmatch(remedy)) is not None and (begin == 0 or _is_all(line, begin, end)):
         new = f"{written['key']} = {written['value']}"
         if written["table"] is not None:
             moved.append((f"[{written['table']}]", new))
@@ -63,16 +63,23 @@ def followed(text: str, found: Diagnostic, moved: list[tuple[str, str]]) -> str 
     elif (added := ADDED.fullmatch(remedy)) is not None:
         moved.append((f"[{added['table']}]", f"{added['key']} = {added['value']}"))
         return text
-    elif LEFT_OUT.fullmatch(remedy) is not None and begin == 0:
+    elif LEFT_OUT.fullmatch(remedy) is not None and (begin == 0 or _is_all(line, begin, end)):
         new = None
     lines[found.line - 1 : found.line] = [] if new is None else [new]
     return None if new == line else "\n".join(lines) + "\n"
+
+
+def _is_all(line: str, begin: int, end: int) -> bool:
+    """Return whether the marked value, with its key, is all that stands on a line."""
+    return end == len(line) and re.fullmatch(r"[\w.]+ = ", line[:begin]) is not None
 
 
 def _with_meant(line: str, begin: int, end: int, word: str) -> str:
     """Return the line with the marked word, or the one in the marked text that is most like *word*, replaced by it."""
     if word.startswith("[") and word[1:-1].isidentifier():  # a table, whose name is marked
         word = word[1:-1]
+    if word.startswith("[") and line[begin] == "[":  # a list
+        return f"{line[:begin]}{word}{line[end:]}"
     if " " in word:  # the whole text, of which a part is marked
         begin, end = line.rfind('"', 0, begin + 1), line.find('"', end - 1) + 1
     old = line[begin:end]
@@ -119,7 +126,7 @@ SAME_JOBS: dict[str, dict[str, object]] = {  # what the file means, by its keys,
         "nodes.max": 4,
     },
     "override_elsewhere": {"train.epochs": 3, "dataset.global_batch_size": 128},
-    "text_of_several": {"slurm.setup": ["module load cuda", "source venv/bin/activate"]},
+    "text_of_several": {"matrix.axes.optimizer.args.lr": [0.001, 0.003]},
     "notify_command_text": {"notify.command": ["true", "done"]},
     "script_args_text": {"script.args": ["--epochs", "3"]},
     "script_module_file": {"script.entry": "shop/losses.py"},

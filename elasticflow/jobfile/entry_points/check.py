@@ -302,8 +302,10 @@ class _EntryPointCheck:
             return self._entry.note(f"{top} is not installed as files")
         if inside := [each for each in ("src", "lib") if finder.within(each).has_own(top)]:
             message = f"there is no module {top} on the job's path, and it is not installed here"
-            paths = to_toml([*table_at(self.source.raw, "job").get("path", ["."]), *inside])
-            return self._entry.problem(codes.NO_MODULE, message, f"add path = {paths} to [job]")
+            given = table_at(self.source.raw, "job").get("path")
+            paths = to_toml([*(given or ["."]), *inside])
+            remedy = f"write path = {paths} in [job]" if given else f"add path = {paths} to [job]"
+            return self._entry.problem(codes.NO_MODULE, message, remedy)
         near = nearest(top, finder.names())
         if not near:
             message = f"{self.call.text} is not checked: {top} is not installed here"

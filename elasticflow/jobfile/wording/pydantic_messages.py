@@ -185,12 +185,17 @@ def _remedy(path: KeyPath, value: object) -> str | None:
         return f'write sinks = ["{key}"]'
     if expected == "a table":
         return _as_table(path, value)
-    if isinstance(value, str) and value.endswith(".py") and path == ("script", "module"):
-        return f"write entry = {to_toml(value)}"
-    if isinstance(value, str) and value.endswith(".py") and "module:name" in expected:
-        module = value.removesuffix(".py").removeprefix("./").strip("/").replace("/", ".")
-        return f'write {key} = "{module}:NAME", with the NAME of a class or function in that file'
-    return None
+    return _of_file(path, value) if isinstance(value, str) and value.endswith(".py") else None
+
+
+def _of_file(path: KeyPath, file: str) -> str | None:
+    """Return what to write in place of the path of a Python file."""
+    if path == ("script", "module"):
+        return f"write entry = {to_toml(file)}"
+    if "module:name" not in describe(annotation_at(path)):
+        return None
+    module = file.removesuffix(".py").removeprefix("./").strip("/").replace("/", ".")
+    return f'write {path[-1]} = "{module}:NAME", with the NAME of a class or function in that file'
 
 
 def _as_table(path: KeyPath, value: object) -> str:
