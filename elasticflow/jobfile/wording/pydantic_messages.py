@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticflow.jobfile.diagnostics import codes
@@ -185,16 +186,21 @@ def _remedy(path: KeyPath, value: object) -> str | None:
         return f'write sinks = ["{key}"]'
     if expected == "a table":
         return _as_table(path, value)
-    return _of_file(path, value) if isinstance(value, str) and value.endswith(".py") else None
+    return _of_text(path, value) if isinstance(value, str) else None
 
 
-def _of_file(path: KeyPath, file: str) -> str | None:
-    """Return what to write in place of the path of a Python file."""
+def _of_text(path: KeyPath, text: str) -> str | None:
+    """Return what to write in place of the path of a Python file, or which letter of a text is foreign."""
+    foreign = next((letter for letter in text if not letter.isascii() and letter.isprintable()), None)
+    if foreign is not None:
+        return f"it has {unicodedata.name(foreign, 'a letter')}, which is not among the letters a to z"
+    if not text.endswith(".py"):
+        return None
     if path == ("script", "module"):
-        return f"write entry = {to_toml(file)}"
+        return f"write entry = {to_toml(text)}"
     if "module:name" not in describe(annotation_at(path)):
         return None
-    module = file.removesuffix(".py").removeprefix("./").strip("/").replace("/", ".")
+    module = text.removesuffix(".py").removeprefix("./").strip("/").replace("/", ".")
     return f'write {path[-1]} = "{module}:NAME", with the NAME of a class or function in that file'
 
 
