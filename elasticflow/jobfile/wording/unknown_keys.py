@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from elasticflow.jobfile.diagnostics.positions import KeyPath
-    from elasticflow.jobfile.text.read import TomlTable
     from elasticflow.jobfile.text.source import Source
 
 _SURE = 0.8  # least likeness of a slip to the intended key, where another meaning is possible
@@ -70,7 +69,7 @@ class KeySuggestion(NamedTuple):
         if around[: len(key) - 1] == key[:-1] and len(around) >= len(key) and key[-1] == path[-1]:
             where = f"above [{dotted(around)}]" if has_header(source, around) else f"out of {dotted(around)}"
             return f"it belongs in [{dotted(key[:-1])}]: move it up, {where}"
-        return f"{self._line(key, around, raw)}{self._noted()}"
+        return f"{self._line(key, around, source)}{self._noted()}"
 
     def in_flag(self, value: object) -> str:
         """Return the `--set` to write instead of one that sets the key to this value."""
@@ -123,14 +122,17 @@ class KeySuggestion(NamedTuple):
             )
         return f"this is a table here: [{name}] takes {', '.join(keys_at((name,)))}"
 
-    def _line(self, key: KeyPath, around: KeyPath, raw: TomlTable) -> str:
+    def _line(self, key: KeyPath, around: KeyPath, source: Source) -> str:
         """Return the line to write, in the innermost table that the file has."""
         if not self.value:
             kind = describe(annotation_at(key))
             return f"this is {dotted(key)} here{'' if kind == 'something else' else f': {kind}'}"
         table = key[:-1]
-        while len(table) > 1 and not isinstance(value_at(table, raw), dict):
+        while len(table) > 1 and not isinstance(value_at(table, source.raw), dict):
             table = table[:-1]
+        place, here = source.look(table), source.look(around)
+        if table != around and place and place[1].value is not None and here and here[0] is place[0]:
+            return f"write {dotted(key[len(table) :])} = {self.value} inside the braces of {dotted(table)}"
         line = f"write {dotted(key[len(table) :])} = {self.value}"
         return line if table == around else f"{line} in [{dotted(table)}]"
 
