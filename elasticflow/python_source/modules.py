@@ -85,6 +85,10 @@ class Finder:
         """Return whether a top-level module seems to lie on the job's own path; a cheap check before `find`."""
         return any((folder / f"{top}.py").is_file() or (folder / top).is_dir() for folder in self.own)
 
+    def within(self, folder: str) -> Finder:
+        """Return the finder of a job whose path has a folder of this name instead."""
+        return Finder(tuple(each / folder for each in self.own), ())
+
     def find(self, name: str) -> Module:
         """Return the module.
 
@@ -106,9 +110,9 @@ class Finder:
                 f"{module.name}.{part}", part, module.folders, self.own if module.is_own else ()
             )
             if inner is None:
-                if re.search(rf"\b(?:{part}|__path__|sys\.modules)\b", source_of(module)):
-                    raise CannotTellError(f"{module.name} makes its own submodules")
                 beside = _names_in(module.folders)
+                if _may_make(module, part, beside):
+                    raise CannotTellError(f"{module.name} makes its own submodules")
                 self.refuse_namespace(module, part, beside)
                 raise NoModuleError(f"{module.name}.{part}", beside, module)
             module = inner
@@ -179,6 +183,16 @@ def _look_for(name: str, part: str, parents: tuple[Path, ...], own: tuple[Path, 
 @functools.cache
 def _compiled() -> tuple[str, ...]:
     return (*importlib.machinery.EXTENSION_SUFFIXES, ".pyc")
+
+
+def _may_make(module: Module, part: str, beside: list[str]) -> bool:
+    """Return whether a package may make a submodule that no file has; a package like torch makes none that is a slip away."""
+    import difflib  # most jobs hold no mistake
+
+    is_slip = module.name.isidentifier() and difflib.get_close_matches(part, beside, 1, 0.8)
+    return bool(
+        re.search(rf"\b(?:{part}|__path__{'' if is_slip else '|sys[.]modules'})\b", source_of(module))
+    )
 
 
 def _names_in(folders: tuple[Path, ...]) -> list[str]:

@@ -88,6 +88,10 @@ class Resolver:
             if module.is_own:
                 raise UnreadableModuleError(module, error) from error
             raise CannotTellError(f"{module.name} is not Python of this version") from error
+        if not statements and _DYNAMIC.search(text):  # a package of lazy imports shows them to type checkers
+            statements = [
+                each for each in _for_checkers(text) if name in {one.asname or one.name for one in each.names}
+            ]
         after = statements[0].lineno if statements else 0
         if any(line >= after for line in _hidden_stars(text)):
             raise CannotTellError(f"{module.name} imports names under a condition")
@@ -178,6 +182,19 @@ class Resolver:
                 bound = inner.num_bound + len(call.args) - 1
                 return inner._replace(num_bound=bound, preset=(*inner.preset, *names))
         raise MadeByCallError(module, call)
+
+
+@functools.lru_cache(maxsize=256)
+def _for_checkers(text: str) -> list[ast.ImportFrom]:
+    """Return the imports that a module shows to type checkers only."""
+    if "TYPE_CHECKING" not in text:
+        return []
+    blocks = [
+        each
+        for each in parse_python(text)
+        if isinstance(each, ast.If) and "TYPE_CHECKING" in ast.dump(each.test)
+    ]
+    return [each for block in blocks for each in block.body if isinstance(each, ast.ImportFrom)]
 
 
 _CALLED_ON_CLASS = {"builtins.classmethod", "builtins.staticmethod"}

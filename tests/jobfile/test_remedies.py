@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow.jobfile.load import load_job
+from elasticflow.jobfile.text.layers import value_at
+from elasticflow.jobfile.text.source import load_source
 
 if TYPE_CHECKING:
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
@@ -21,6 +23,7 @@ _VALUE = r"\"[^\"]*\"|\{[^}]*\}|\[[^\]]*\]|[\w.+-]+"
 WRITTEN = re.compile(
     rf"write (?P<key>[\w.]+) = (?P<value>{_VALUE})(?: in \[(?P<table>[\w.]+)\])?(?: \([^()]*\))?"
 )
+ADDED = re.compile(rf"add (?P<key>[\w.]+) = (?P<value>{_VALUE}) to \[(?P<table>[\w.]+)\]")
 UNQUOTED = re.compile(r"without quotes: (?P<key>[\w.]+) = (?P<value>\S+)")
 LEFT_OUT = re.compile(r"(?:leave|take) it out(?:: .*)?|.*which is given already: take this out")
 _PLACEHOLDER = re.compile(r"\.\.\.|\bNAME\b|FILE\.toml")
@@ -40,7 +43,7 @@ def followed(text: str, found: Diagnostic, moved: list[tuple[str, str]]) -> str 
 
     A line that belongs into another table is put into *moved*, with the head of that table.
     """
-    lines, remedy = text.splitlines(), found.help or ""
+    lines, remedy = text.splitlines(), (found.help or "").partition("\ndefined at ")[0]
     if found.line is None or found.line != found.end_line or found.line > len(lines):
         return None
     line, begin, end = lines[found.line - 1], (found.column or 1) - 1, (found.end_column or 1) - 1
@@ -52,21 +55,31 @@ def followed(text: str, found: Diagnostic, moved: list[tuple[str, str]]) -> str 
     elif (unquoted := UNQUOTED.fullmatch(remedy)) is not None:
         quoted = rf"{re.escape(unquoted['key'])}\s*=\s*(\"[^\"]*\"|'[^']*')"
         new = re.sub(quoted, f"{unquoted['key']} = {unquoted['value']}", line)
-    elif (written := WRITTEN.fullmatch(remedy)) is not None and begin == 0:
+    elif (written := WRITTEN.fullmatch(remedy)) is not None and (begin == 0 or _is_all(line, begin, end)):
         new = f"{written['key']} = {written['value']}"
         if written["table"] is not None:
             moved.append((f"[{written['table']}]", new))
             new = None
-    elif LEFT_OUT.fullmatch(remedy) is not None and begin == 0:
+    elif (added := ADDED.fullmatch(remedy)) is not None:
+        moved.append((f"[{added['table']}]", f"{added['key']} = {added['value']}"))
+        return text
+    elif LEFT_OUT.fullmatch(remedy) is not None and (begin == 0 or _is_all(line, begin, end)):
         new = None
     lines[found.line - 1 : found.line] = [] if new is None else [new]
     return None if new == line else "\n".join(lines) + "\n"
+
+
+def _is_all(line: str, begin: int, end: int) -> bool:
+    """Return whether the marked value, with its key, is all that stands on a line."""
+    return end == len(line) and re.fullmatch(r"[\w.]+ = ", line[:begin]) is not None
 
 
 def _with_meant(line: str, begin: int, end: int, word: str) -> str:
     """Return the line with the marked word, or the one in the marked text that is most like *word*, replaced by it."""
     if word.startswith("[") and word[1:-1].isidentifier():  # a table, whose name is marked
         word = word[1:-1]
+    if word.startswith("[") and line[begin] == "[":  # a list
+        return f"{line[:begin]}{word}{line[end:]}"
     if " " in word:  # the whole text, of which a part is marked
         begin, end = line.rfind('"', 0, begin + 1), line.find('"', end - 1) + 1
     old = line[begin:end]
@@ -98,6 +111,52 @@ def numbers(text: str) -> set[float]:
 def errors_in(path: Path) -> list[Diagnostic]:
     """Return the errors in a job file."""
     return [each for each in load_job(path).diagnostics if each.severity == "error"]
+
+
+SAME_JOBS: dict[str, dict[str, object]] = {  # what the file means, by its keys, with its remedies followed
+    "elsewhere_by_table": {
+        "optimizer.groups": [{"match": "*.bias", "args": {"weight_decay": 0.0}}],
+        "evaluation.entry": "shop:Images",
+        "evaluation.batch_size": 128,
+        "snapshots.uri": "s3://models/shop",
+        "snapshots.every": "500 steps",
+        "slurm.partition": "gpu",
+        "slurm.gpus": 4,
+        "slurm.mem": "64 GiB",
+        "nodes.max": 4,
+    },
+    "override_elsewhere": {"train.epochs": 3, "dataset.global_batch_size": 128},
+    "text_of_several": {"matrix.axes.optimizer.args.lr": [0.001, 0.003]},
+    "notify_command_text": {"notify.command": ["true", "done"]},
+    "script_args_text": {"script.args": ["--epochs", "3"]},
+    "script_module_file": {"script.entry": "shop/losses.py"},
+    "type_true_for_text": {"env.DEBUG": "true", "model.weights": None},
+    "sink_true": {"logging.sinks": ["tensorboard"]},
+    "entry_plain_class": {"model.entry": "shop:Net"},
+    "entry_lazy": {"model.args.width": 32},
+    "entry_torch_itself": {"optimizer.entry": "torch.optim:AdamW"},
+    "entry_in_src": {"job.path": [".", "src"]},
+}
+BY_HAND: dict[str, str] = {"type_true_for_text": "OMP_NUM_THREADS = 4\n"}  # lines whose remedy names no line
+
+
+@pytest.mark.parametrize("name", SAME_JOBS)
+def test_remedies_lead_to_the_same_job(name: str, gallery: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its remedies followed, and no more, the file has no error and says what it meant."""
+    monkeypatch.chdir(gallery)
+    path = Path("jobs") / f"{name}.toml"
+    whole = path.read_text("utf-8")
+    text = whole.replace(BY_HAND.get(name, "\n\n"), "" if name in BY_HAND else "\n\n")
+    path.write_text(text, "utf-8")
+    for _ in range(_MOST_ROUNDS):
+        text, done = follow(path, text, errors_in(path))
+        path.write_text(text, "utf-8")
+        if not done:
+            break
+    errors, raw = errors_in(path), load_source(path).raw
+    path.write_text(whole, "utf-8")
+    assert [each.message for each in errors] == []
+    assert {key: value_at(tuple(key.split(".")), raw) for key in SAME_JOBS[name]} == SAME_JOBS[name]
 
 
 def test_remedies_lead_to_files_without_the_mistake(gallery: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -287,16 +287,18 @@ def _unknown_keys(source: Source, axes: list[Axis]) -> Iterator[Diagnostic]:
     for axis in axes:
         table = axis.path[0]
         is_known = table in Job.model_fields and (
-            len(axis.path) == 1 or axis.path[1] in model_of(str(table)).model_fields
+            len(axis.path) == 1
+            or axis.path[1] in model_of(str(table)).model_fields
+            or model_of(str(table)).model_config.get("extra") == "allow"
         )
         if not is_known and axis.path not in _FIXED and axis.path[0] != "matrix":
             from elasticflow.jobfile.wording.pydantic_messages import unknown_key
 
             problem = unknown_key(axis.path[:2], axis.values)
             remedy = problem.suggestion.in_axis() if problem.suggestion else None
-            yield source.problem(
-                problem.code, problem.message, (*AXES, *axis.path[:2]), at_key=True, remedy=remedy
-            )
+            is_table = len(axis.path) > 1
+            message = problem.message if is_table else f"the axis {dotted(axis.path)} is not a key of the job"
+            yield source.problem(problem.code, message, (*AXES, *axis.path[:2]), at_key=True, remedy=remedy)
 
 
 def _overridden(source: Source, axes: list[Axis]) -> Iterator[Diagnostic]:

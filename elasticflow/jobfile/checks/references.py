@@ -224,6 +224,8 @@ class References:
             return  # an unknown table is refused as a whole
         message = f"{dotted(path)} takes no references"
         remedy = f"write the value itself ($${{ stands for ${{);\nreferences may stand in {', '.join(_keys_with_references())}"
+        if path[:2] == ("kubernetes", "secrets"):
+            remedy = f'name a Secret of the cluster and a key of it: {path[-1]} = "secret/key"'
         self._say(codes.NO_REFERENCE_HERE, message, path, remedy)
 
     def _unknown(self, inside: str, path: KeyPath) -> None:

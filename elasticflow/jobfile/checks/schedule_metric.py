@@ -38,7 +38,10 @@ def check_schedule_metric(source: Source, tables: ValidTables) -> Iterator[Diagn
         return
     evaluation, metric = tables["evaluation"], scheduler.metric
     names = list(metric_names(evaluation))
-    example = names[0] if names else "loss"
+    mode = scheduler.args.get("mode", "min")
+    fitting = [each for each in names if better_of(StopRule(each, None), evaluation) == mode]
+    unknown = [each for each in names if better_of(StopRule(each, None), evaluation) is None]
+    example = next(iter([*fitting, *unknown, *names]), "loss")
     needs_data = "" if names else "; and [evaluation] with the data that is held back"
     name = scheduler.entry.rpartition(":")[2].rpartition(".")[2]
     if name == _PLATEAU and metric is None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.checks.training_length import counted, length_of_training
 from elasticflow.jobfile.diagnostics import codes
-from elasticflow.jobfile.diagnostics.toml_literals import show
+from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,6 +60,11 @@ def check_schedule(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
     steps = length_of_training(train, tables.get("dataset")).steps
     count = {"step": steps, "epoch": train.epochs}.get(scheduler.interval)
     if count is None:
+        for path, end in _ends(match[1], scheduler.args):
+            if end == train.epochs and scheduler.interval == "step":
+                message = f"{dotted(path)} is {end}, as train.epochs is, and the schedule counts steps"
+                remedy = 'count epochs: interval = "epoch" in [lr_scheduler]; or write the number of steps'
+                yield source.problem(codes.SCHEDULE_LENGTH, message, path, severity="warning", remedy=remedy)
         return
     stays = match[1] in _OURS and scheduler.args.get("final", 0) != 0
     schedule = _ScheduleCheck(source, match[1], scheduler.interval, count, stays=stays)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.diagnostics import codes
-from elasticflow.jobfile.diagnostics.toml_literals import show
+from elasticflow.jobfile.diagnostics.toml_literals import show, to_toml
 from elasticflow.jobfile.text.layers import table_at
 from elasticflow.python_source.modules import CannotTellError, Finder, NoModuleError, UnresolvedError
 
@@ -29,6 +30,13 @@ def check_script(source: Source, tables: ValidTables, root: Path) -> Iterator[Di
         yield from _file(source, root, script.entry)
     if script.module is not None:
         yield from _module(source, root, script.module)
+    for number, text in enumerate(script.args):
+        if re.match(r"--?[A-Za-z][\w-]* +\S", text):
+            message = f"script.args[{number}] is one text, with a blank between an option and its value"
+            remedy = f"each is a text of its own: {to_toml(text.split())[1:-1]}"
+            yield source.problem(
+                codes.MALFORMED, message, ("script", "args", number), severity="warning", remedy=remedy
+            )
     if table_at(source.raw, "snapshots", "include"):
         message = "snapshots.include has no meaning beside [script]: the script says what its snapshots hold"
         remedy = "leave it out; a script that calls `elasticflow.join` names its objects there"
@@ -46,13 +54,31 @@ def _file(source: Source, root: Path, entry: str) -> Iterator[Diagnostic]:
     file, path = root / entry, ("script", "entry")
     if not file.is_file():
         message = f"script.entry: there is no file {show(entry)}"
-        remedy = f"a relative path starts at the project root, {root}"
+        remedy = _as_script(entry) or f"a relative path starts at the project root, {root}"
         if file.is_dir():
             message = f"script.entry: {show(entry)} is a folder"
             remedy = 'name the file in it; a package is named as a module: module = "pkg"'
         yield source.problem(codes.NO_MODULE, message, path, remedy=remedy)
         return
     yield from _syntax(source, file, path)
+
+
+def _as_script(entry: str) -> str | None:
+    """Return the keys that say the same as a command, or as a function of a module; None for the path of a file."""
+    module, colon, _ = entry.partition(":")
+    if colon and re.fullmatch(r"[A-Za-z_][\w.]*", module):
+        return f'a script is run as a whole: entry = "{module.replace(".", "/")}.py", or module = "{module}"'
+    words = entry.split()
+    script = next((number for number, word in enumerate(words) if word.endswith(".py")), None)
+    if script is None or len(words) == 1:
+        return None
+    args = f" and args = {to_toml(words[script + 1 :])}" if words[script + 1 :] else ""
+    launcher = (
+        "; [nodes] has what the launcher was told"
+        if words[:script] not in ([], ["python"], ["python3"])
+        else ""
+    )
+    return f"the script alone: entry = {to_toml(words[script])}{args}{launcher}"
 
 
 def _module(source: Source, root: Path, name: str) -> Iterator[Diagnostic]:
@@ -66,6 +92,8 @@ def _module(source: Source, root: Path, name: str) -> Iterator[Diagnostic]:
         remedy = "a package is run by its __main__.py, as `python -m` does"
         if not error.name.endswith(".__main__"):
             remedy = f"modules are found from the project root, {root}, and among what is installed"
+        if name.endswith(".py"):
+            remedy = f"a file is named as such: entry = {show(name)}"
         yield source.problem(codes.NO_MODULE, message, path, remedy=remedy)
     except CannotTellError:
         if not finder.has_own(name.partition(".")[0]):

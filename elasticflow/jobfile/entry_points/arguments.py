@@ -136,6 +136,12 @@ class ArgumentCheck:
                 remedy = f"did you mean {misfit.near}?\n{defined}" if misfit.near else defined
                 if misfit.near and isinstance(value, str) and misfit.near[0] not in "\"'[":
                     remedy = f"without quotes: {misfit.name} = {misfit.near}\n{defined}"
+                if isinstance(value, str) and misfit.wanted.startswith("Callable"):
+                    remedy = f'name a function: {misfit.name} = {{ entry = "module:function", partial = true }}\n{defined}'
+                if isinstance(value, list) and len(value) > 1 and not misfit.near:
+                    remedy = (
+                        f"several values, one run each: {dotted(at_key)} = [...] in [matrix.axes]\n{defined}"
+                    )
                 return self._entry.source.problem(codes.BAD_ARGUMENT_TYPE, message, at_key, remedy=remedy)
             case "missing":
                 message = f'{self._entry.call.text} needs the argument "{misfit.name}"'
@@ -166,6 +172,8 @@ class ArgumentCheck:
                 'self.log logs; or let a function step(model, batch) return {"loss": loss, "accuracy": accuracy}'
             )
         if name == self._third_of_step:
+            if not name.startswith("opt"):
+                return "a step is called with (model, batch), and takes the batch apart itself: x, y = batch"
             return 'call it "optimizers" to be given what optimizer.entry returns'
         if self._entry.call.is_metric and isinstance(self._definition.node, ast.ClassDef):
             return f'write {{ entry = "{self._entry.call.text}", args = {{ {name} = ... }} }}'

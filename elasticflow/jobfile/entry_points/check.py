@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.suggestions import SHORT_MODULES, listing, nearest
-from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
+from elasticflow.jobfile.diagnostics.toml_literals import dotted, show, to_toml
 from elasticflow.jobfile.entry_points.arguments import ArgumentCheck, makes_its_own_groups
 from elasticflow.jobfile.entry_points.calls import EntryPoint, EntryPointCache, entry_calls, table_entry
 from elasticflow.jobfile.entry_points.object_arguments import dataset_values
@@ -25,8 +25,8 @@ from elasticflow.jobfile.entry_points.required_methods import (
 from elasticflow.jobfile.tables.evaluation import without_set
 from elasticflow.jobfile.tables.types import ENTRY
 from elasticflow.jobfile.text.layers import content_of, table_at, value_at
-from elasticflow.jobfile.type_checks.makes import wrong_kind
-from elasticflow.python_source.classes import classes_of
+from elasticflow.jobfile.type_checks.makes import datasets_beside, wrong_kind
+from elasticflow.python_source.classes import classes_of, methods_of
 from elasticflow.python_source.definitions import (
     Definition,
     MethodError,
@@ -153,7 +153,20 @@ class _EntryPointCheck:
                 [self._entry.note(str(error))] if self.call.as_method is None else self._foreign_method(error)
             )
         except CannotTellError as error:
-            return [self._entry.note(str(error))]
+            return self._of_short_module() or [self._entry.note(str(error))]
+
+    def _of_short_module(self) -> list[Diagnostic]:
+        """Return the problem of an optimizer or a schedule that is asked of torch itself, whose names are made at run time."""
+        if self.module != "torch" or self.call.path not in {
+            ("optimizer", "entry"),
+            ("lr_scheduler", "entry"),
+        }:
+            return []
+        from elasticflow.jobfile.wording.foreign_names import ENTRIES, plain
+
+        same = ENTRIES[dotted(self.call.path)].get(plain(self.attribute))
+        message = f"torch has no {self.attribute}"
+        return [self._entry.problem(codes.NO_ATTRIBUTE, message, f'did you mean "{same}"?')] if same else []
 
     def _of_named(self) -> list[Diagnostic]:
         """Return the problems of the definition that the entry names.
@@ -287,6 +300,12 @@ class _EntryPointCheck:
             return self._entry.problem(codes.NO_MODULE, message, f'did you mean "{module}:{self.attribute}"?')
         if is_found_by_hooks(top):
             return self._entry.note(f"{top} is not installed as files")
+        if inside := [each for each in ("src", "lib") if finder.within(each).has_own(top)]:
+            message = f"there is no module {top} on the job's path, and it is not installed here"
+            given = table_at(self.source.raw, "job").get("path")
+            paths = to_toml([*(given or ["."]), *inside])
+            remedy = f"write path = {paths} in [job]" if given else f"add path = {paths} to [job]"
+            return self._entry.problem(codes.NO_MODULE, message, remedy)
         near = nearest(top, finder.names())
         if not near:
             message = f"{self.call.text} is not checked: {top} is not installed here"
@@ -349,7 +368,12 @@ class _EntryPointCheck:
         if reason is None:
             return []
         remedy = "a dataset needs __len__ and __getitem__, so that every sample is seen once at any number of workers"
-        if path == ("dataset", "entry"):
+        if isinstance(definition.node, ast.ClassDef) and "train_dataloader" in methods_of(definition):
+            near = "".join(
+                f', such as "{self.module}:{name}"' for name in datasets_beside(definition, self.resolver)[:1]
+            )
+            remedy = f"name the dataset that its train_dataloader reads{near}"
+        elif path == ("dataset", "entry"):
             remedy += ";\ndata that can only be read in order is read in shards: set dataset.shards (elasticflow guide EF309)"
         if "IterableDataset" in reason:
             remedy += ";\ndata that the model makes while it is trained (reinforcement learning) is no data for a job: store it first"

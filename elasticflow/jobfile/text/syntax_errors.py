@@ -44,6 +44,9 @@ _RULES = tuple(
         ("Invalid statement", rf"{_COMMENT}|;", "a comment begins with #"),
         ("Unescaped '\\' in a string", r"", "a backslash stands for itself in single quotes"),
         ("Illegal character '\\n'", r"", "end the text with the quotes it begins with"),
+        ("Unclosed", r"\.e|\.\s*[,}\]]", "digits stand on both sides of the point: 1.0"),
+        ("Unclosed", r"\s*[*^+/]", "TOML does not calculate: write the number itself"),
+        ("Expected newline", r"\s*[*^+/]\s*\d", "TOML does not calculate: write the number itself"),
         ("Unclosed array", r".", "a comma stands between values, and a text needs quotes"),
         ("Unclosed inline table", r".", "a comma stands between the keys of a table in braces"),
     )
@@ -65,7 +68,8 @@ def explain_syntax_error(reason: str, text: str, start: int) -> tuple[str, Span,
         return "a merge conflict was not settled", Span(begin, begin + len(line)), remedy
     for prefix, (words, remedy) in _OF_WHOLE_LINES.items():
         if reason.startswith(prefix):
-            return f"not valid TOML: {words}", Span(begin, max(start, begin + 1)), remedy
+            as_table = _as_table(line, text[:begin])
+            return f"not valid TOML: {words}", Span(begin, max(start, begin + 1)), as_table or remedy
     words = reason[:1].lower() + reason[1:]
     if reason == r"Illegal character '\n'":
         words = "the quotes are not closed on this line"
@@ -81,6 +85,15 @@ def explain_syntax_error(reason: str, text: str, start: int) -> tuple[str, Span,
     return f"not valid TOML: {words}", span, _rule(reason, line, before)
 
 
+def _as_table(line: str, above: str) -> str | None:
+    """Return how a key is written inside a table, where the lines *above* give the table as a text; else None."""
+    pair = re.fullmatch(r"\s*([\w.-]+)\.([\w-]+)\s*=\s*([^#]*?)\s*(#.*)?", line)
+    if pair is None or not re.search(rf"^\s*{re.escape(pair[1])}\s*=\s*[\"']", above, re.MULTILINE):
+        return None
+    value = mask_secrets(f"{pair[2]} = {pair[3]}")
+    return f"{pair[1]} has a value above; as a table it is {pair[1]} = {{ entry = ..., {value} }}"
+
+
 _CLOSING = {"[": "]", "{": "}"}
 
 
@@ -91,18 +104,25 @@ def _opening(text: str, at: int, *, is_text: bool) -> int | None:
     return max((match.end() for match in pattern.finditer(text, 0, at)), default=None)
 
 
+def _named(letter: str) -> str:
+    return unicodedata.name(letter, f"U+{ord(letter):04X}")
+
+
 def _rule(reason: str, line: str, before: str) -> str | None:
     """Return the rule that a line breaks after *before*, its correct part; None if unknown."""
     rest = line[len(before) :]
     # A decimal comma, or a comma between thousands: a guess could be wrong by a factor of a thousand.
     if re.search(r"=\s*[+-]?\d[\d_]*,\d", re.sub(r"\"[^\"]*\"|'[^']*'", "", line)):
         return "TOML writes 0.5 with a point, and 10000 or 10_000 without a comma"
+    bare = re.sub(r"\"[^\"]*\"|'[^']*'|#.*", "", line)
+    foreign = next((letter for letter in bare if not letter.isascii()), None)
+    if foreign is not None and reason.startswith(("Unclosed", "Expected ']'")):
+        return f"{_named(foreign)} cannot stand here: outside quotes TOML knows the letters a to z, digits, _ and -"
     for prefix, there, rule in _RULES:
         if reason.startswith(prefix) and there.match(rest):
             return rule
     if rest[:1] and not rest[0].isascii():
-        name = unicodedata.name(rest[0], f"U+{ord(rest[0]):04X}")
-        return f"{name} cannot stand here: outside quotes TOML knows the letters a to z, digits, _ and -"
+        return f"{_named(rest[0])} cannot stand here: outside quotes TOML knows the letters a to z, digits, _ and -"
     is_word = re.match(r"[A-Za-z_./$]", rest) and (reason == "Invalid value" or before.endswith(" "))
     if not is_word:
         return None

@@ -30,7 +30,9 @@ _TABLES = {"builtins.dict", "typing.Dict"} | {
     f"{home}.{name}" for home in ("typing", "collections.abc") for name in ("Mapping", "MutableMapping")
 }
 # Classes that accept no text.
-_NO_TEXTS = {"torch.Tensor", "torch.nn.Parameter", "numpy.ndarray", "numpy.number", "builtins.complex"}
+_NO_TEXTS = {"numpy.ndarray", "numpy.number", "builtins.complex"}
+_NO_LISTS = {"torch.Tensor", "torch.nn.Parameter"}
+_NO_VALUES = {"typing.Callable", "collections.abc.Callable"}
 
 
 class ObjectTable(dict[str, Any]):
@@ -87,8 +89,10 @@ def _fits_plain(value: object, name: str) -> bool:
         return isinstance(value, bool)
     if name in _TYPES:
         return isinstance(value, _TYPES[name]) and (name == "builtins.int" or not isinstance(value, bool))
-    if name in _NO_TEXTS:
-        return not isinstance(value, str)
+    if name in _NO_TEXTS or name in _NO_LISTS:
+        return not isinstance(value, str | list | dict if name in _NO_LISTS else str)
+    if name in _NO_VALUES:
+        return False
     if name in _LISTS:
         return isinstance(value, list)
     if name in _ANY_LISTS:

@@ -10,7 +10,7 @@ import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.python_source.bindings import origin, parse_python
-from elasticflow.python_source.classes import base_names, classes_of
+from elasticflow.python_source.classes import base_names, classes_of, methods_of
 from elasticflow.python_source.definitions import Definition
 from elasticflow.python_source.modules import CannotTellError, UnresolvedError, source_of
 from elasticflow.python_source.syntax import dotted_names, unquoted
@@ -96,7 +96,16 @@ def wrong_kind(path: KeyPath, definition: Definition, resolver: Resolver) -> Wro
         what = "is" if isinstance(definition.node, ast.ClassDef) else "returns"
         beside = _beside(definition, wanted, resolver)
         return WrongKind(f"{what} {first.words} ({first.base})", wanted, beside, first is LOADER)
+    if wanted is MODEL and _is_plain(definition):
+        return WrongKind("is a class without a base", wanted, _beside(definition, wanted, resolver))
     return None
+
+
+def _is_plain(definition: Definition) -> bool:
+    """Return whether a class has no base, no metaclass and no decorator, and makes no objects of other classes."""
+    node = definition.node
+    is_class = isinstance(node, ast.ClassDef) and not (node.bases or node.keywords or node.decorator_list)
+    return is_class and not methods_of(definition) & {"__new__"}
 
 
 def kinds_made(definition: Definition, resolver: Resolver) -> set[Kind]:
@@ -142,6 +151,11 @@ def _returned(definition: Definition, resolver: Resolver) -> set[Kind]:
         name = value.func if isinstance(value, ast.Call) else None
     name = None if name is None else unquoted(name)
     return set() if name is None else _kinds_of_name(definition.module, name, resolver)
+
+
+def datasets_beside(definition: Definition, resolver: Resolver) -> list[str]:
+    """Return the datasets among the classes of the same module, if it is one of the job."""
+    return _beside(definition, DATASET, resolver)
 
 
 def _beside(definition: Definition, wanted: Kind, resolver: Resolver) -> list[str]:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.suggestions import is_table
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show, to_toml
+from elasticflow.jobfile.tables.environment_names import why_refused
 from elasticflow.jobfile.tables.evaluation import SET_NAME, without_set
+from elasticflow.jobfile.tables.job import Job
 from elasticflow.jobfile.tables.types import ONE_OF
 from elasticflow.jobfile.text.layers import MovedLayer, value_at
 from elasticflow.jobfile.wording.same_values import same_value
 from elasticflow.jobfile.wording.type_descriptions import (
     annotation_at,
+    choices,
     describe,
     is_off_without,
     keys_at,
@@ -67,6 +71,7 @@ _HABITS: dict[tuple[str, type], str] = {
         'write sampler = { weights = "module:function" }, a function of the dataset that returns a number for each sample; or '
         'bucket_by = "lengths" or balance_by = "labels", a column of it'
     ),
+    ("slurm.gpus", str): 'a number; of a kind: gres = "gpu:a100:4"',
     ("model.loss", dict): "name a function (outputs, targets) of yours that calls it with these arguments",
 }
 
@@ -95,6 +100,10 @@ def problem_of(error: ErrorDetails, table: str, raw: object) -> TableProblem:
     """Return the problem for one error of a table's model; *raw* is the whole merged dict."""
     path = _real_path((table, *error["loc"]), raw)
     value, kind = value_at(path, raw), error["type"]
+    if table == "env" and len(path) > 1 and (refusal := why_refused(str(path[1]))) is not None:
+        return TableProblem(
+            codes.NOT_PASSABLE, f"{dotted(path[:2])} cannot be set by a job", path[:2], True, refusal
+        )
     context: Mapping[str, Any] = error.get("ctx", {})
     if error["loc"] and error["loc"][-1] == "[key]":
         message = f"{dotted(path[:-1])}: {show(path[-1])} must be {kind_of_key(path)}"
@@ -173,17 +182,33 @@ def _remedy(path: KeyPath, value: object) -> str | None:
         return f"write {line}"
     if _is_off(value) and is_off_without(path):
         return "leave it out: it is off without it"
+    if value is True and path[0] == "logging" and key in choices(annotation_at(("logging", "sinks"))):
+        return f'write sinks = ["{key}"]'
     if expected == "a table":
-        return _as_table(path)
-    if isinstance(value, str) and value.endswith(".py") and "module:name" in expected:
-        module = value.removesuffix(".py").removeprefix("./").strip("/").replace("/", ".")
-        return f'write {key} = "{module}:NAME", with the NAME of a class or function in that file'
-    return None
+        return _as_table(path, value)
+    return _of_text(path, value) if isinstance(value, str) else None
 
 
-def _as_table(path: KeyPath) -> str:
-    """Return how a table is written, and the keys it takes."""
+def _of_text(path: KeyPath, text: str) -> str | None:
+    """Return what to write in place of the path of a Python file, or which letter of a text is foreign."""
+    foreign = next((letter for letter in text if not letter.isascii() and letter.isprintable()), None)
+    if foreign is not None:
+        return f"it has {unicodedata.name(foreign, 'a letter')}, which is not among the letters a to z"
+    if not text.endswith(".py"):
+        return None
+    if path == ("script", "module"):
+        return f"write entry = {to_toml(text)}"
+    if "module:name" not in describe(annotation_at(path)):
+        return None
+    module = text.removesuffix(".py").removeprefix("./").strip("/").replace("/", ".")
+    return f'write {path[-1]} = "{module}:NAME", with the NAME of a class or function in that file'
+
+
+def _as_table(path: KeyPath, value: object) -> str:
+    """Return how a table is written in place of *value*, and the keys it takes."""
     names, key = keys_at(path), path[-1]
+    if isinstance(key, int) and names[:1] == ["entry"] and isinstance(value, str):
+        return f"write {{ entry = {to_toml(value)} }}"
     if len(path) == 1:
         return f"write [{key}] on a line of its own, its keys below"
     if names:
@@ -196,6 +221,8 @@ def _brackets(path: KeyPath, value: object, expected: str) -> str | None:
     """Return the header to write where one table is given for an array of tables, or an array for one table."""
     one, several = f"[{dotted(path)}]", f"[[{dotted(path)}]]"
     if is_table(value) and isinstance(value, list) and expected == "a table":
+        if describe(annotation_at((*path, "NAME"))) == "a table":
+            return f"write [{dotted(path)}.NAME] for each, not {several}"
         pairs = "" if keys_at(path) else ", and below it NAME = ... on a line for each"
         return f"write {one}, not {several}{pairs}"
     if isinstance(value, dict) and expected == "a list (a table, ...)":
@@ -272,6 +299,13 @@ def problems_of_set(name: str, error: ValidationError | None, raw: TomlTable) ->
 def place_problems(source: Source, problems: list[TableProblem]) -> list[Diagnostic]:
     """Return the problems as diagnostics at their places, each mistake once."""
     suggested = {key for each in problems if each.suggestion for key in each.suggestion.keys}
+    for name, table in source.raw.items():
+        if isinstance(table, dict) and name not in Job.model_fields and "extends" in table:
+            # A header above it takes the file's first lines in, and all that the other file has is missing.
+            remedy = f"it stands below [{name}]: write extends at the top of the file, above all tables"
+            kept = [each for each in problems if each.path != (name,) and not _wanted(each)]
+            message = "extends is a key of the file, not of a table"
+            problems = [*kept, TableProblem(codes.UNKNOWN_KEY, message, (name, "extends"), True, remedy)]
     if ("extends",) in suggested:  # the file it names may have the missing keys
         problems = [each for each in problems if not _wanted(each)]
     kept = [each for each in problems if suggested.isdisjoint(_wanted(each))]

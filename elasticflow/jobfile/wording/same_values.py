@@ -112,6 +112,8 @@ def _forms_of_text(path: KeyPath, text: str) -> Iterator[object]:
     yield text.lower()
     if amount := _AMOUNT.fullmatch(text):
         units = {each.lower(): each for each in (*COUNTS, *SECONDS, *BYTES)}
+        if path[0] == "slurm":  # whose sizes are binary
+            units |= {each: f"{each.upper()}iB" for each in ("m", "g", "t")}
         yield from (f"{amount[1]} {units[each]}" for each in nearest(amount[2].lower(), units))
     yield from _entries(path, _CALL.sub("", text))
 
@@ -121,7 +123,7 @@ def _entries(path: KeyPath, text: str) -> Iterator[str]:
     module, colon, name = text.replace("::", ":").rpartition(":")
     if not colon and not text.endswith(".py"):
         module, _, name = text.rpartition(".")
-    module = module.removesuffix(".py").removeprefix("./").replace("/", ".")
+    module = module.removesuffix(".py").removeprefix("./").removeprefix("src/").replace("/", ".")
     yield f"{SHORT_MODULES.get(module, module)}:{name}"
     if (entry := ENTRIES.get(dotted(path), {}).get(plain(text))) is not None:
         yield entry

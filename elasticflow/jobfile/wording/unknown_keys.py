@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from elasticflow.jobfile.diagnostics.positions import KeyPath
-    from elasticflow.jobfile.text.read import TomlTable
     from elasticflow.jobfile.text.source import Source
 
 _SURE = 0.8  # least likeness of a slip to the intended key, where another meaning is possible
@@ -60,7 +59,7 @@ class KeySuggestion(NamedTuple):
         if self.is_slip:
             return f'did you mean "{key[-1]}"?{" It is given already: keep one of them" if is_given else ""}'
         if len(key) == 1:
-            return self._table(path, raw)
+            return self._table(path, source)
         if is_given and self.value and self.value == to_toml(value_at(key, raw)):
             return f"this is {dotted(key)} here, which is given already: take this out"
         if is_given:
@@ -70,7 +69,7 @@ class KeySuggestion(NamedTuple):
         if around[: len(key) - 1] == key[:-1] and len(around) >= len(key) and key[-1] == path[-1]:
             where = f"above [{dotted(around)}]" if has_header(source, around) else f"out of {dotted(around)}"
             return f"it belongs in [{dotted(key[:-1])}]: move it up, {where}"
-        return f"{self._line(key, around, raw)}{self._noted()}"
+        return f"{self._line(key, around, source)}{self._noted()}"
 
     def in_flag(self, value: object) -> str:
         """Return the `--set` to write instead of one that sets the key to this value."""
@@ -101,11 +100,19 @@ class KeySuggestion(NamedTuple):
             return f"did you mean {' or '.join(map(dotted, self.keys))}?"
         return f'"{name}" belongs in {" or ".join(f"[{dotted(key[:-1])}]" for key in self.keys)}'
 
-    def _table(self, path: KeyPath, raw: TomlTable) -> str:
+    def _table(self, path: KeyPath, source: Source) -> str:
+        raw = source.raw
         name, value = str(self.keys[0][0]), value_at(path, raw)
         if name == "extends":
             file = value if isinstance(value, str) and value.endswith(".toml") else "FILE.toml"
             return f"write extends = {to_toml(file)} at the top of the file, above all tables"
+        if isinstance(value, dict) and value and len(path) > 1 and not has_header(source, path):
+            leaf: KeyPath = ()
+            while isinstance(value, dict) and len(value) == 1:
+                [(inner, value)] = value.items()
+                leaf = (*leaf, inner)
+            shown = "..." if _is_hidden(str(path[-1]), value) or not leaf else to_toml(value)
+            return f"it belongs in [{name}]: {dotted(leaf) or 'NAME'} = {shown}"
         if isinstance(value, dict) and len(path) > 1:
             return f"it is a table of its own: write [{name}], not [{dotted(path)}]"
         if isinstance(value, dict):
@@ -115,14 +122,17 @@ class KeySuggestion(NamedTuple):
             )
         return f"this is a table here: [{name}] takes {', '.join(keys_at((name,)))}"
 
-    def _line(self, key: KeyPath, around: KeyPath, raw: TomlTable) -> str:
+    def _line(self, key: KeyPath, around: KeyPath, source: Source) -> str:
         """Return the line to write, in the innermost table that the file has."""
         if not self.value:
             kind = describe(annotation_at(key))
             return f"this is {dotted(key)} here{'' if kind == 'something else' else f': {kind}'}"
         table = key[:-1]
-        while len(table) > 1 and not isinstance(value_at(table, raw), dict):
+        while len(table) > 1 and not isinstance(value_at(table, source.raw), dict):
             table = table[:-1]
+        place, here = source.look(table), source.look(around)
+        if table != around and place and place[1].value is not None and here and here[0] is place[0]:
+            return f"write {dotted(key[len(table) :])} = {self.value} inside the braces of {dotted(table)}"
         line = f"write {dotted(key[len(table) :])} = {self.value}"
         return line if table == around else f"{line} in [{dotted(table)}]"
 
@@ -191,25 +201,36 @@ def _suggestion(path: KeyPath, value: object) -> KeySuggestion:
         return KeySuggestion(((*around, (same or near)[0]),), _value(path, name, value), is_slip=True)
     if around[:1] == ("matrix",):
         return _in_matrix(path, value)
+    if (foreign := _foreign(path, value, names)) is not None:
+        return foreign
+    if homes := _homes(name, around, value):
+        return KeySuggestion(homes, _value(homes[0], name, value) if len(homes) == 1 else "")
+    if near := nearest(name, names):
+        return KeySuggestion(((*around, near[0]),), is_slip=True)
+    listed = _listed(around, names)
+    if (
+        {"entry", "args"} <= {*names}
+        and len(text := to_toml({name: value})) < _LONGEST
+        and not _is_hidden(name, value)
+    ):
+        listed += f"; an argument of its entry stands in args: args = {text}"
+    return KeySuggestion((), note=listed)
+
+
+def _foreign(path: KeyPath, value: object, names: Sequence[str]) -> KeySuggestion | None:
+    """Return the suggestion for a name of another tool: by the table it stands in, then by the name alone."""
+    around, name = path[:-1], str(path[-1])
     if (meaning := meaning_in(_table_of(around), name)) is not None:
         return _meant(meaning, path, value)
-    if (
-        local := next((key for key, others in LOCAL.items() if key in names and plain(name) in others), None)
-    ) is not None:
+    local = next((key for key, others in LOCAL.items() if key in names and plain(name) in others), None)
+    if local is not None:
         return KeySuggestion(((*around, local),), _value((*around, local), name, value))
     if (meaning := meaning_of(name)) is not None:
         return _meant(meaning, path, value)
     option = f"--{name.replace('_', '-')}={value}"
     if around == ("slurm",) and why_refused(option) is None:
         return KeySuggestion((), note=f"it is an option of sbatch: extra = [{to_toml(option)}]")
-    if homes := _homes(name, around, value):
-        return KeySuggestion(homes, _value(homes[0], name, value) if len(homes) == 1 else "")
-    if near := nearest(name, names):
-        return KeySuggestion(((*around, near[0]),), is_slip=True)
-    listed = _listed(around, names)
-    if {"entry", "args"} <= {*names} and not _is_hidden(name, value):
-        listed += f"; an argument of its entry stands in args: args = {to_toml({name: value})}"
-    return KeySuggestion((), note=listed)
+    return None
 
 
 def _table_of(around: KeyPath) -> str:
@@ -314,6 +335,8 @@ def _is_beside(source: Source, path: KeyPath, key: KeyPath) -> bool:
 
 
 def has_header(source: Source, table: KeyPath) -> bool:
-    """Return whether a table begins with a header, and not with a brace."""
-    layer_and_spot = source.look(table)
-    return layer_and_spot is not None and layer_and_spot[1].value is None
+    """Return whether a table begins with a header, and not with a brace or by a dotted key."""
+    if (place := source.look(table)) is None or place[1].value is not None or place[1].key is None:
+        return False
+    layer, start = place[0], place[1].key.start
+    return "[" in layer.text[layer.text.rfind("\n", 0, start) + 1 : start]

@@ -140,3 +140,7 @@ def padded(samples, padding):
 
 def f1_score(y_true, y_pred, average="binary"):
     """Take the targets first."""
+
+
+def pair_step(model, x, y):
+    """Take a batch apart."""

@@ -1,0 +1,1 @@
+"""A package in the folder src."""
