@@ -301,7 +301,6 @@ PEERS = [
         "ray_train.py",
         ("peers/checkpoint_*",),
         "FailureConfig(max_failures=-1), CheckpointConfig(num_to_keep=2), num_workers=(least, most) on several nodes, elastic_resize_monitor_interval_s=5",
-        {"RAY_raylet_start_wait_time_s": "120"},
         not_promised={**_NO_DIGESTS, "stop": _HANGS},
     ),
     Peer(
