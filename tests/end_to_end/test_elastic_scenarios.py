@@ -13,7 +13,7 @@ from tests.end_to_end.harness import Project, Running, named, wait_gone
 pytestmark = pytest.mark.nightly  # tests of own scripts, kills and drains show the same one by one
 
 SCRIPT = """
-import os, subprocess, sys, time
+import os, signal, sys, time
 from pathlib import Path
 
 rank, scenario = int(os.environ["RANK"]), sys.argv[1]
@@ -26,9 +26,9 @@ if scenario == "hang":
         sys.exit(7)
     time.sleep(3600)
 if scenario == "zombie":
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
-    Path(f"child-{rank}").write_text(str(child.pid))
-    child.wait()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    Path(f"deaf-{rank}").touch()
+    time.sleep(3600)
 """
 JOB = """
 [job]
@@ -57,9 +57,9 @@ def printed(running: Running, rank: int, stream: str) -> str:
 
 
 def test_fail(project: Project) -> None:
-    """Odd ranks raise and even ones succeed: the run fails, and names who was first, and what it said."""
+    """Odd ranks raise and even ones succeed: the run ends, its budget spent, and names who was first, and what it said."""
     running = start(project, "fail")
-    assert running.end() == 1, running.told()
+    assert running.end() == 3, running.told()
     (failed,) = named(running.events(), events.WORKER_FAILED)
     assert failed["rank"] == 1
     assert "rank 1 fails" in failed["error"]
@@ -68,7 +68,7 @@ def test_fail(project: Project) -> None:
 def test_hang(project: Project) -> None:
     """A rank that sleeps while another has failed is ended with it."""
     running = start(project, "hang")
-    assert running.end() == 1, running.told()
+    assert running.end() == 3, running.told()
     (failed,) = named(running.events(), events.WORKER_FAILED)
     assert (failed["rank"], failed["exit_code"]) == (1, 7)
     assert [] == wait_gone("hang")
@@ -84,10 +84,10 @@ def test_redirect(project: Project) -> None:
 
 
 def test_zombie(project: Project) -> None:
-    """If the launcher is killed, neither its workers nor their children stay."""
+    """If the launcher is killed, no worker stays, not even one that is deaf to SIGTERM."""
     running = start(project, "zombie")
-    children = [project.root / f"child-{rank}" for rank in range(2)]
-    running.wait_for("the children", lambda: all(path.exists() for path in children))
+    deaf = [project.root / f"deaf-{rank}" for rank in range(2)]
+    running.wait_for("the workers", lambda: all(path.exists() for path in deaf))
     os.kill(running.process.pid, signal.SIGKILL)
     running.process.wait()
     assert [] == wait_gone("zombie")
