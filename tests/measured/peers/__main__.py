@@ -187,7 +187,7 @@ def main() -> None:
     parser.add_argument("--tries", type=int, default=1, help="of each fault")
     parser.add_argument("--model", choices=("mlp", "gpt"), default="mlp")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument(
         "--at", nargs=2, type=int, help="range of the faults' steps, where it is not the plan's"
     )

@@ -392,7 +392,7 @@ it has the settings that its README shows, and `tuned` adds those that its docum
 
 The figures are from {{days}}, on {{machine}}, with gloo; other work on the machine gave it a load of {{least}} to {{most}} before a trial began, so
 differences below a factor of two in times say nothing. Each cell is the newest trial, or the median of several, of those in the [raw data]({LINK}/data/trials.jsonl).
-An MLP of a million parameters trains for 600 steps of 48 samples on two workers, and saves every 50 steps.
+An MLP of a million parameters trains for 400 steps of 48 samples on two workers, and saves every 50 steps.
 
 ![Bars for each peer: seconds from kill -9 of a worker to the next step of anybody, and to the first step that nobody had made
 before.](pictures/{BARS})
@@ -411,7 +411,7 @@ TEXT_RULES = f"""## How it is judged
   say how often they have learned from each sample, however often a worker was restarted ([workload]({LINK}/scripts/workload.py)).
 - **Lineage.** Each step appends a digest of these numbers before and after it to a file. From the final weights back, the digests name the steps that
   led there; all others are steps made again, or thrown away ([judging]({LINK}/judging.py), [tests]({LINK}/test_judging.py)).
-- **Faults.** A fault comes at a step between 120 and 250 that is drawn from the plan's seed, the same for all. A node is a launcher with one worker.
+- **Faults.** A fault comes at a step between 110 and 220 that is drawn from the plan's seed, the same for all. A node is a launcher with one worker.
   60 s after a fault, 75 s after SIGSTOP, a trial ends.
 - **Not promised.** torchft's documentation calls its sampler lossy, and the batch shrinks while a replica is away: its lost samples are no failure of
   it. Checkpoint files of torchrun, NVRx and torchft are the script's own, one file that is replaced; nothing older is there to fall back to.

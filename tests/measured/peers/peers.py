@@ -133,11 +133,11 @@ def _lighthouse(*options: str) -> Callable[[Layout], Sequence[str]]:
 
 def _ray(at: Layout) -> Sequence[str]:
     script = f"{at.bin / 'python'} {SCRIPTS / 'ray_train.py'}"
-    start = f"{at.bin / 'ray'} start --num-cpus={at.workers} --object-store-memory=100000000 --disable-usage-stats"
+    start = f"{at.bin / 'ray'} start --num-cpus={at.workers} --node-ip-address=127.0.0.1 --object-store-memory=100000000 --disable-usage-stats"
     if at.nodes == 1:
         return ["bash", "-c", f"exec {script} local {at.workers} {at.workers} {at.workers}"]
     if at.node == 0:
-        head = f"{start} --head --port={at.port} --include-dashboard=false --node-ip-address=127.0.0.1"
+        head = f"{start} --head --port={at.port} --include-dashboard=false"
         return ["bash", "-c", f"{head} && exec {script} 127.0.0.1:{at.port} {at.least} {at.nodes} {at.first}"]
     join = f"{start} --address=127.0.0.1:{at.port} --block"
     return ["bash", "-c", f"until {join}; do sleep 0.5; done"]
@@ -301,7 +301,6 @@ PEERS = [
         "ray_train.py",
         ("peers/checkpoint_*",),
         "FailureConfig(max_failures=-1), CheckpointConfig(num_to_keep=2), num_workers=(least, most) on several nodes, elastic_resize_monitor_interval_s=5",
-        {"RAY_raylet_start_wait_time_s": "120"},
         not_promised={**_NO_DIGESTS, "stop": _HANGS},
     ),
     Peer(
