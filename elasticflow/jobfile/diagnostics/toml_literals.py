@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.diagnostics.positions import KeyPath
 
 
+_MOST_BITS = 14_000  # Python refuses to write longer numbers in decimal
+
+
 def show(value: object) -> str:
     """Return a value as the job file would write it, shortened."""
     if isinstance(value, str):
@@ -39,6 +42,8 @@ def to_toml(value: object) -> str:
         return f"[{', '.join(to_toml(each) for each in value)}]"
     if isinstance(value, dt.date | dt.time):
         return str(value)
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        return show(value)
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool) else str(value)
 
 

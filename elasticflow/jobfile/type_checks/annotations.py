@@ -32,7 +32,7 @@ _TABLES = {"builtins.dict", "typing.Dict"} | {
 # Classes that accept no text.
 _NO_TEXTS = {"numpy.ndarray", "numpy.number", "builtins.complex"}
 _NO_LISTS = {"torch.Tensor", "torch.nn.Parameter"}
-_NO_VALUES = {"typing.Callable", "collections.abc.Callable"}
+_CALLABLES = {"typing.Callable", "collections.abc.Callable"}
 
 
 class ObjectTable(dict[str, Any]):
@@ -91,8 +91,8 @@ def _fits_plain(value: object, name: str) -> bool:
         return isinstance(value, _TYPES[name]) and (name == "builtins.int" or not isinstance(value, bool))
     if name in _NO_TEXTS or name in _NO_LISTS:
         return not isinstance(value, str | list | dict if name in _NO_LISTS else str)
-    if name in _NO_VALUES:
-        return False
+    if name in _CALLABLES:  # a name may be looked up in a table of functions
+        return not isinstance(value, str) or re.fullmatch(r"[\w.:-]+", value) is not None
     if name in _LISTS:
         return isinstance(value, list)
     if name in _ANY_LISTS:

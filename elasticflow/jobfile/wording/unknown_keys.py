@@ -227,8 +227,8 @@ def _foreign(path: KeyPath, value: object, names: Sequence[str]) -> KeySuggestio
         return KeySuggestion(((*around, local),), _value((*around, local), name, value))
     if (meaning := meaning_of(name)) is not None:
         return _meant(meaning, path, value)
-    option = f"--{name.replace('_', '-')}={value}"
-    if around == ("slurm",) and why_refused(option) is None:
+    option = f"--{name.replace('_', '-')}={value if isinstance(value, str) else to_toml(value)}"
+    if around == ("slurm",) and isinstance(value, str | int) and why_refused(option) is None:
         return KeySuggestion((), note=f"it is an option of sbatch: extra = [{to_toml(option)}]")
     return None
 

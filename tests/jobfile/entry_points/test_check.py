@@ -66,9 +66,9 @@ FITTING = {
     "keyword only": ("def it(*, a): ...", "{ a = 1 }"),
     "kwargs": ("def it(**kwargs): ...", "{ anything = 1 }"),
     "lambda": ("it = lambda a=1: a", "{ a = 2 }"),
-    "class": ("class it:\n    def __init__(self, a): ...", "{ a = 1 }"),
+    "class": ("class it(object):\n    def __init__(self, a): ...", "{ a = 1 }"),
     "class by __new__": ("class it:\n    def __new__(cls, a): ...", "{ a = 1 }"),
-    "class without constructor": ("class it: ...", "{}"),
+    "class without constructor": ("class it(object): ...", "{}"),
     "inherited constructor": (
         "class Base:\n    def __init__(self, a): ...\nclass it(Base): ...",
         "{ a = 1 }",
@@ -130,7 +130,7 @@ FITTING = {
     ),
     "transparent decorator": ("import functools\n@functools.cache\ndef it(a): ...", "{ a = 1 }"),
 }
-N = "class C:\n    def __init__(self, a): ...\n"
+N = "class C(object):\n    def __init__(self, a): ...\n"
 
 
 @pytest.mark.parametrize("name", FITTING)
@@ -147,8 +147,8 @@ def test_fitting_arguments_pass_and_others_do_not(said: Callable[..., Said], nam
 UNTOLD = {
     "global in a function": "def make():\n    global it\n    it = 1",
     "lazy loader": "__getattr__, __dir__, __all__ = attach()",
-    "assigned constructor": "class it:\n    __init__ = other",
-    "constructor under a condition": "class it:\n    if True:\n        def __init__(self): ...",
+    "assigned constructor": "class it(object):\n    __init__ = other",
+    "constructor under a condition": "class it(object):\n    if True:\n        def __init__(self): ...",
     "enum": "from enum import Enum\nclass it(Enum):\n    a = 1",
     "built-in base": "class it(dict): ...",
     "unknown decorator": "from pkg.n import C\n@C\ndef it(a): ...",
@@ -317,9 +317,9 @@ def either(x):
     return Data()
 """
 MADE = {  # what is named as the model, and what it is said to be
-    "Net": None, "Deep": None, "Both": None, "Plain": None, "Odd": None, "net": None, "anything": None, "either": None,
+    "Net": None, "Deep": None, "Both": None, "Odd": None, "net": None, "anything": None, "either": None,
     "Data": "is a dataset", "Mine": "is an optimizer", "data": "returns a dataset", "loader": "returns a loader",
-    "StepLR": "is a schedule", "DataLoader": "is a loader",
+    "Plain": "is a class without a base", "StepLR": "is a schedule", "DataLoader": "is a loader",
 }  # fmt: skip
 
 
@@ -597,7 +597,8 @@ class it(Base):
     def moving_step(self, batch, optimizers): ...
     @property
     def rate(self): ...
-class Other:
+from torch import nn
+class Other(nn.Module):
     def configure(self, lr): ...
 def build(): return it()
 """
@@ -689,7 +690,8 @@ class Reads:
 class Norm: ...
 def of_parameters(params, lr): ...
 def of_model(model, lr=0.1): ...
-class Net:
+from torch import nn
+class Net(nn.Module):
     def configure(self, lr=0.1): ...
 number = 3
 """
@@ -771,7 +773,9 @@ def test_values_of_the_data_are_looked_up_in_its_class(
     said: Callable[..., Said], dataset: str, name: str
 ) -> None:
     """What certainly has no such attribute is refused; types are not held against what the data will say."""
-    model = "class it:\n    def __init__(self, width: int = 1, config=None): ..."
+    model = (
+        "from torch import nn\nclass it(nn.Module):\n    def __init__(self, width: int = 1, config=None): ..."
+    )
     found = said(model, "pkg.m:it", f'{{ width = "${{dataset.{name}}}" }}', f"pkg.data:{dataset}", data=DATA)
     codes = [code for code, _ in found if code not in {"EF206", "EF215", "EF209"}]
     assert codes == VALUE_CASES[dataset, name]
@@ -793,7 +797,7 @@ def test_objects_of_hydra_and_jsonargparse_are_told_as_dicts(
     tmp_path: Path, said: Callable[..., Said], config: str
 ) -> None:
     """What they are to the factory, and how the object is written here."""
-    model = "class it:\n    def __init__(self, config=None): ...\nclass Config:\n    def __init__(self, n_layer=1): ..."
+    model = "from torch import nn\nclass it(nn.Module):\n    def __init__(self, config=None): ...\nclass Config:\n    def __init__(self, n_layer=1): ..."
     said(model, "pkg.m:it", f"{{ config = {config} }}")
     found = [each for each in load_job(tmp_path / "job.toml").diagnostics if each.severity != "note"]
     assert [(each.code, each.help) for each in found] == [

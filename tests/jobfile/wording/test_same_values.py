@@ -43,7 +43,7 @@ SAME: list[tuple[str, object, object]] = [
     ("nodes.nproc_per_node", "GPU", "gpu"),
     ("nodes.nproc_per_node", [0, 1], None),
     ("model.entry", "shop.Net", "shop:Net"),
-    ("model.entry", "./src/net.py:Net", "src.net:Net"),
+    ("model.entry", "./src/net.py:Net", "net:Net"),
     ("model.entry", "shop::Net", "shop:Net"),
     ("model.entry", "shop:Net()", "shop:Net"),
     ("model.entry", "bert-base-uncased", None),
