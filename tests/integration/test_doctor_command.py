@@ -77,7 +77,7 @@ def test_an_environment_without_torch_and_extras(tmp_path: Path) -> None:
         '[train]\nepochs = 1\n[snapshots]\nuri = "s3://bucket/small"\n'
     )
     (project / "pieces.py").write_text(
-        "class Net: ...\ndef loss(a, b): ...\ndef optimizer(parameters): ...\ndef digits(): ...\n"
+        "def Net(): ...\ndef loss(a, b): ...\ndef optimizer(parameters): ...\ndef digits(): ...\n"
     )
     program = f"import sys; sys.path[1:1] = [{str(ROOT)!r}, {str(packages)!r}]; from elasticflow.__main__ import main; main()"
     done = subprocess.run(

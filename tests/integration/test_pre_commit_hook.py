@@ -39,7 +39,7 @@ global_batch_size = 64
 [train]
 epochs = 5
 """
-NET = "def digits():\n    return []\n\n\nclass Net:\n    pass\n"
+NET = "def digits():\n    return []\n\n\nclass Net(object):\n    pass\n"
 # Whoever asks a proxy meets a closed door.
 NOWHERE = dict.fromkeys(
     ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), "http://127.0.0.1:9"
