@@ -48,7 +48,7 @@ KINDS = {
     "close": "all samples once, weights differ by rounding",
     "samples": "samples lost or repeated",
     "weights": "other weights, without a word",
-    "stopped": "stopped, or not done within 60 s (SIGSTOP: 75)",
+    "stopped": "stopped, or not done within 120 s",
     "unpromised": "not survived, and not promised",
     "none": "not measured",
 }
@@ -83,7 +83,7 @@ def _outcome(record: Record) -> Outcome:
             return Outcome(
                 "stopped", "stopped" if resumed is None else f"stopped at step {record['reached']}"
             )
-        return Outcome("stopped", "hung" if resumed is None else "too slow")
+        return Outcome("stopped", "no further step" if resumed is None else "too slow")
     if record["lost"] or record["repeated"] or not record["is_whole"]:
         return Outcome("samples", f"{record['lost']} lost, {record['repeated']} repeated")
     if not record["replicas_agree"]:
@@ -387,11 +387,12 @@ MODELS = {"mlp": "MLP", "gpt": "GPT"}
 TEXT_TOP = f"""# Compared: the same faults for everybody
 
 One command, `python -m tests.measured.peers`, gives the same work and the same faults to elasticflow and to other ways of training that survive
-failures, each in an environment of its own. The faults come from one [plan]({LINK}/plan.toml). Each peer's script is written from its documentation;
-it has the settings that its README shows, and `tuned` adds those that its documentation names for a faster recovery.
+failures, each in an environment of its own. The faults come from one [plan]({LINK}/plan.toml). Each peer's script is written from its
+documentation; it has the settings that its README shows, and `tuned` adds those that its documentation names for a faster recovery.
 
-The figures are from {{days}}, on {{machine}}, with gloo; other work on the machine gave it a load of {{least}} to {{most}} before a trial began, so
-differences below a factor of two in times say nothing. Each cell is the newest trial, or the median of several, of those in the [raw data]({LINK}/data/trials.jsonl).
+The figures are from {{days}}, on {{machine}}, with gloo, **on a busy machine**: its load was {{least}} to {{most}} as a trial began, on two cores. Read
+times as orders of magnitude, and compare steps per second with care; samples, bits and outcomes do not depend on the load. Each cell is the newest
+trial, or the median of several, of those in the [raw data]({LINK}/data/trials.jsonl), which has the load of each.
 An MLP of a million parameters trains for 400 steps of 48 samples on two workers, and saves every 50 steps.
 
 ![Bars for each peer: seconds from kill -9 of a worker to the next step of anybody, and to the first step that nobody had made
@@ -402,7 +403,8 @@ bits, differences by rounding, samples lost or repeated, other weights, stopped,
 """
 LEGEND = """*lines*: those that a user writes, without the model, the data and the optimizer. *start*: from the command to the end of the first step.
 *stall*: how much longer a step with a checkpoint takes than the median step. The other columns: the longest time without a step after the fault
-(after a restart by hand: from the command), how many steps were made again, and the outcome. *Bits* are those of the peer's own undisturbed run."""
+(after a restart by hand: from the command), how many steps were made again, and the outcome. *Bits* are those of the peer's own undisturbed run.
+A cell with `-` was not measured."""
 WHERE = """By more than 5 %, than the better of elasticflow's two forms; times after a fault count where every sample was used once, and
 those of a peer that says that it loses samples are marked."""
 TEXT_RULES = f"""## How it is judged
@@ -412,11 +414,11 @@ TEXT_RULES = f"""## How it is judged
 - **Lineage.** Each step appends a digest of these numbers before and after it to a file. From the final weights back, the digests name the steps that
   led there; all others are steps made again, or thrown away ([judging]({LINK}/judging.py), [tests]({LINK}/test_judging.py)).
 - **Faults.** A fault comes at a step between 110 and 220 that is drawn from the plan's seed, the same for all. A node is a launcher with one worker.
-  60 s after a fault, 75 s after SIGSTOP, a trial ends.
+  120 s after a fault a trial ends.
 - **Not promised.** torchft's documentation calls its sampler lossy, and the batch shrinks while a replica is away: its lost samples are no failure of
   it. Checkpoint files of torchrun, NVRx and torchft are the script's own, one file that is replaced; nothing older is there to fall back to.
 - **Repeating it.** `python -m tests.measured.peers install` makes the environments, `... measure` appends trials, `... page` writes this page; `--peer`
-  and `--fault` take some. The full disk needs the right to mount. On two idle cores a pass takes some 40 minutes."""
+  and `--fault` take some. The full disk needs the right to mount. A whole pass has some 110 trials."""
 
 
 def write_page(trials: Path, versions: Path) -> None:

@@ -51,7 +51,7 @@ def test_outcome_of_a_run_that_ended(facts: dict[str, Any], kind: str, words: st
     [
         ({"ended": True}, "stopped", "stopped"),
         ({"ended": True, "resumed_from": 50, "reached": 90}, "stopped", "stopped at step 90"),
-        ({"ended": False}, "stopped", "hung"),
+        ({"ended": False}, "stopped", "no further step"),
         ({"ended": False, "resumed_from": 50}, "stopped", "too slow"),
         ({"ended": False, "note": "step 200 was not reached"}, "none", "never had all workers"),
     ],

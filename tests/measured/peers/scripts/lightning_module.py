@@ -17,7 +17,7 @@ class Resumable(DataLoader):
 
     def __iter__(self):
         """Yield the batches that are left."""
-        first = self.done
+        first = self.done % len(self)  # an epoch's last batch may be the last that was asked for
         for number, batch in enumerate(super().__iter__(), 1):
             if number > first:
                 self.done = number
@@ -26,7 +26,7 @@ class Resumable(DataLoader):
 
     def state_dict(self):
         """Return how many batches of the epoch are done."""
-        return {"done": self.done % len(self)}
+        return {"done": self.done}
 
     def load_state_dict(self, state):
         """Take what was kept."""
