@@ -50,7 +50,7 @@ KINDS = {
     "samples": "samples lost or repeated",
     "weights": "other weights, without a word",
     "stopped": "stopped, or not done within 120 s",
-    "unpromised": "not survived, and not promised",
+    "unpromised": "less than that, as it does not promise more",
     "none": "not measured",
 }
 
