@@ -335,7 +335,7 @@ PEERS = [
         _torchrun("accelerate_loop.py", "--max-restarts=3"),
         "accelerate_loop.py",
         ("checkpoints/*",),
-        "save_state with automatic names, total_limit=3; torchrun --max-restarts=3",
+        "save_state with automatic names, total_limit=3, use_seedable_sampler=True; torchrun --max-restarts=3",
         not_promised={**_NO_DIGESTS, **_FIXED, "stop": _HANGS},
         faults=("worker",),
     ),

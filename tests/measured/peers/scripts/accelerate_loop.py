@@ -4,7 +4,7 @@ import os
 from datetime import timedelta
 
 from accelerate import Accelerator
-from accelerate.utils import InitProcessGroupKwargs, ProjectConfiguration, set_seed
+from accelerate.utils import DataLoaderConfiguration, InitProcessGroupKwargs, ProjectConfiguration, set_seed
 from torch.utils.data import DataLoader
 from workload import BATCH, EPOCHS, SAVE_EVERY, SEED, STATE, Counted, CountedSGD, Samples, loss_of
 
@@ -28,7 +28,10 @@ def main() -> None:
     project = ProjectConfiguration(project_dir=str(STATE), automatic_checkpoint_naming=True, total_limit=3)
     timeout = timedelta(seconds=float(os.environ.get("PG_TIMEOUT_S", "1800")))
     groups = InitProcessGroupKwargs(timeout=timeout)
-    accelerator = Accelerator(cpu=True, project_config=project, kwargs_handlers=[groups])
+    order = DataLoaderConfiguration(use_seedable_sampler=True)
+    accelerator = Accelerator(
+        cpu=True, project_config=project, dataloader_config=order, kwargs_handlers=[groups]
+    )
     set_seed(SEED)
     model = Counted()
     optimizer = CountedSGD(model.parameters())
