@@ -196,7 +196,7 @@ def test_a_rank_that_exits_alone_ends_the_other(groups: Callable[..., Group]) ->
     """Its connections close, which the other rank notices at once."""
     ended = groups("run", PROGRAM).run(2, "--degree", "2", "--leave-at", "3", "--leave-by", "exit")
     assert 0 != ended.codes[0]
-    assert "Connection closed by peer" in ended.errors[0]
+    assert "by peer" in ended.errors[0]  # gloo: its connection was closed, or reset
 
 
 def test_all_ranks_may_leave_their_loop_by_break(groups: Callable[..., Group]) -> None:
