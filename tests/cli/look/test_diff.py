@@ -85,7 +85,9 @@ def test_a_run_and_its_job_file_are_equal(project: Path, capsys: pytest.CaptureF
 def test_two_runs_that_differ(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Job, code, data and results, without a word about continuing; the text of what changed; passwords are hidden."""
     _launched(project, "one")
-    (project / "pieces.py").write_text(PIECES.replace("class Net(object): ...", "class Net(object):\n    fixed = True"))
+    (project / "pieces.py").write_text(
+        PIECES.replace("class Net(object): ...", "class Net(object):\n    fixed = True")
+    )
     _launched(project, "two", "optimizer.args.lr=0.2", 'dataset.args.source="https://me:other@host/new"')
     assert 1 == call(["diff", "one", "two", "--sources"])
     out = capsys.readouterr().out

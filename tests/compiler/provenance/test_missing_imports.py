@@ -39,7 +39,9 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "net").mkdir()
     (tmp_path / "net" / "__init__.py").touch()
     (tmp_path / "net" / "model.py").write_text("from .parts import Net\n")
-    (tmp_path / "net" / "parts.py").write_text("import json, os.path\nimport torch.nn\n\nclass Net(torch.nn.Module): ...\n")
+    (tmp_path / "net" / "parts.py").write_text(
+        "import json, os.path\nimport torch.nn\n\nclass Net(torch.nn.Module): ...\n"
+    )
     (tmp_path / "data.py").write_text("def samples(): ...\n")
     path = tmp_path / "job.toml"
     path.write_text(JOB.format(dataset="data:samples"))
@@ -57,7 +59,9 @@ def _refusal(job: Path) -> str:
 def test_a_missing_package_is_named_where_it_is_imported(job: Path, tmp_path: Path) -> None:
     """Through the job's own modules, at the line; the way to have it is told; torch is another's business."""
     assert "" == _refusal(job)
-    (tmp_path / "net" / "parts.py").write_text("import torch.nn\nimport sklearnn_.x as y\nclass Net(torch.nn.Module): ...\n")
+    (tmp_path / "net" / "parts.py").write_text(
+        "import torch.nn\nimport sklearnn_.x as y\nclass Net(torch.nn.Module): ...\n"
+    )
     told = _refusal(job)
     assert "error[EF215]: net.parts cannot be imported: sklearnn_ is not installed here" in told
     assert "--> net/parts.py:2:1" in told
