@@ -142,16 +142,24 @@ class DeferredBuild(torch_private.TorchDispatchMode):  # type: ignore[misc]
                     )
 
     def _real(self, tensor: Tensor, name: str, *, is_saved: bool) -> Tensor:
-        if id(tensor.untyped_storage()) not in self._writers:
+        needs_values = not (self._resumes and is_saved and self._is_made(tensor.untyped_storage()))
+        made: Tensor = self._value_now(tensor) if needs_values else _scratch(tensor)
+        if made.is_meta:
             raise StateError(
                 f"the code that builds the model makes {name} on the meta device itself, and gives it no values",
                 'leave the meta device to parallel.init = "meta"',
             )
-        made: Tensor = _scratch(tensor) if self._resumes and is_saved else self._value_now(tensor)
         if isinstance(tensor, nn.Parameter):
             made = nn.Parameter(made, requires_grad=tensor.requires_grad)
             made.__dict__.update(tensor.__dict__)
         return made
+
+    def _is_made(self, storage: UntypedStorage) -> bool:
+        """Return whether an operation on record has made *storage*, which is on the meta device for that reason alone."""
+        first = self._writers.get(id(storage), ())[:1]
+        return any(
+            place and place.storage is storage for number in first for place in self._operations[number].made
+        )
 
     def _value_now(self, value: Any) -> Any:
         is_empty = isinstance(value, Tensor) and value.is_meta

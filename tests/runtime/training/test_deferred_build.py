@@ -198,13 +198,15 @@ def test_a_tensor_that_is_no_state_of_the_model_is_refused_by_name() -> None:
         build.fill(model)
 
 
-def test_a_parameter_that_the_code_itself_leaves_without_memory_is_refused_by_name() -> None:
+@pytest.mark.parametrize("resumes", [False, True])
+def test_a_parameter_that_the_code_itself_leaves_without_memory_is_refused_by_name(resumes: bool) -> None:
     """Its own use of the meta device gives no values; what it gives memory and values to has these."""
     build = DeferredBuild()
     layer = build.call(lambda: nn.Linear(20, 20, device="meta").to_empty(device="cpu"))
     build.call(nn.init.ones_, layer.weight)
     build.fill(layer)
     assert torch.equal(torch.ones(20, 20), layer.weight)
+    build = DeferredBuild(resumes=resumes)
     model = build.call(lambda: nn.Sequential(nn.Linear(20, 20, device="meta")))
     with pytest.raises(StateError, match=r"makes 0\.weight on the meta device itself"):
         build.fill(model)
