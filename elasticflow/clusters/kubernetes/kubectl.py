@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-
+from elasticflow.clusters.programs import ANSWER_S, call
 from elasticflow.errors import SubmitError
-
-_ANSWER_S = 60
 
 
 def apply(manifest: str) -> str:
@@ -16,26 +12,18 @@ def apply(manifest: str) -> str:
     Raises:
         SubmitError: kubectl is not installed, does not answer, or refused the manifest.
     """
-    program = shutil.which("kubectl")
-    if program is None:
-        raise SubmitError(
+    done = call(
+        ["kubectl", "apply", "-f", "-"],
+        manifest,
+        if_missing=SubmitError(
             "the job was not submitted: kubectl is not on this machine",
             "`elasticflow submit kubernetes JOB -o FILE` writes the manifest, to apply where kubectl is",
-        )
-    try:
-        done = subprocess.run(
-            [program, "apply", "-f", "-"],
-            input=manifest,
-            capture_output=True,
-            text=True,
-            timeout=_ANSWER_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise SubmitError(
-            f"kubectl has not answered for {_ANSWER_S} s",
+        ),
+        if_silent=SubmitError(
+            f"kubectl has not answered for {ANSWER_S} s",
             "see whether the cluster is up: kubectl cluster-info",
-        ) from error
+        ),
+    )
     if done.returncode != 0:
         raise SubmitError(
             f"kubectl has refused the job: {done.stderr.strip()}",

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
+from elasticflow.clusters import programs
 from elasticflow.errors import SlurmRefusedError, SubmitError
 
 if TYPE_CHECKING:
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
 
 LEADING_NODE = "ELASTICFLOW_SLURM_LEADER"
 """Variable of a gang's nodes: the name of the node that leads, as Slurm has it."""
-
-_ANSWER_S = 60
 
 
 class QueuedJob(NamedTuple):
@@ -78,25 +75,18 @@ def why_leader_is_lost(environment: Mapping[str, str]) -> str | None:
 
 
 def _call(words: Sequence[str], what: str, given: str = "") -> str:
-    program = shutil.which(words[0])
-    if program is None:
-        raise SubmitError(
+    done = programs.call(
+        words,
+        given,
+        if_missing=SubmitError(
             f"{what}: {words[0]} is not on this machine",
             "do it on a login node of the cluster; `elasticflow submit slurm JOB -o FILE` writes the script",
-        )
-    try:
-        done = subprocess.run(
-            [program, *words[1:]],
-            input=given,
-            capture_output=True,
-            text=True,
-            timeout=_ANSWER_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise SubmitError(
-            f"{what}: {words[0]} has not answered for {_ANSWER_S} s", "see whether the cluster is up: sinfo"
-        ) from error
+        ),
+        if_silent=SubmitError(
+            f"{what}: {words[0]} has not answered for {programs.ANSWER_S} s",
+            "see whether the cluster is up: sinfo",
+        ),
+    )
     if done.returncode != 0:
         raise SlurmRefusedError(
             f"{what}: {_words(done.stderr) or f'{words[0]} ended with {done.returncode}'}",

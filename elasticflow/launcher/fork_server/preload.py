@@ -118,11 +118,11 @@ def import_all(modules: Sequence[str], path: Sequence[str]) -> None:
 def _import(name: str, path: Sequence[str]) -> str | None:
     """Import a module; return why it must not be shared by workers, if so."""
     try:
-        with rank_at_import.watched(path) as reads:
+        with rank_at_import.watched(path) as read:
             importlib.import_module(name)
     except BaseException as error:  # noqa: BLE001  whatever user code raises at import, even SystemExit
         return f"{type(error).__name__}: {error}"
-    return f"reads {', '.join(sorted(reads.by_job))} at import" if reads.by_job else None
+    return f"reads {', '.join(sorted(read))} at import" if read else None
 
 
 def started_anew(unsafe: str) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.protocol.worker_environment import RANK_VARIABLES
@@ -35,35 +34,24 @@ _KEEP_NOTHING = ("torch",)
 _kept: dict[str, set[str]] = {}
 
 
-@dataclass
-class Reads:
-    """Rank variables that were read.
-
-    Attributes:
-        by_job: Variables that the job's own modules have read.
-    """
-
-    by_job: set[str] = field(default_factory=set)
-
-
 @contextlib.contextmanager
-def watched(path: Sequence[str]) -> Iterator[Reads]:
-    """Yield the reads of rank variables in the block.
+def watched(path: Sequence[str]) -> Iterator[set[str]]:
+    """Yield the set of the rank variables that the job's own modules read in the block; reads by libraries are noted.
 
     Args:
         path: Folders of the job's own code.
     """
-    reads = Reads()
+    by_job: set[str] = set()
     get = type(os.environ).__getitem__
 
     def getitem(self: Any, key: str) -> str:
         if key in RANK_VARIABLES:
-            _note(key, sys._getframe(1), path, reads)  # noqa: SLF001  # of CPython, as `inspect.currentframe`
+            _note(key, sys._getframe(1), path, by_job)  # noqa: SLF001  # of CPython, as `inspect.currentframe`
         return get(self, key)
 
     type(os.environ).__getitem__ = getitem  # type: ignore[method-assign]
     try:
-        yield reads
+        yield by_job
     finally:
         type(os.environ).__getitem__ = get  # type: ignore[method-assign]
 
@@ -88,7 +76,7 @@ def is_own(file: str, path: Sequence[str]) -> bool:
     return "site-packages" not in file and file.startswith(tuple(path))
 
 
-def _note(variable: str, frame: FrameType, path: Sequence[str], reads: Reads) -> None:
+def _note(variable: str, frame: FrameType, path: Sequence[str], by_job: set[str]) -> None:
     """Take note that *frame* reads a rank variable, for the job or for the library that it belongs to."""
     reader = frame
     while reader.f_back is not None and _is_standard(reader):
@@ -96,7 +84,7 @@ def _note(variable: str, frame: FrameType, path: Sequence[str], reads: Reads) ->
     name = str(reader.f_globals.get("__name__", ""))
     library = name.partition(".")[0]
     if is_own(reader.f_code.co_filename, path) or library in _KEEP_NOTHING:
-        reads.by_job.add(variable)
+        by_job.add(variable)
     elif _imported_by(reader) not in _SETTERS:
         _kept.setdefault(library, set()).add(variable)
 
