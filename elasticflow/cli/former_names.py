@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_RENAMED = {"compile": "plan", "verify-elastic": "verify", "explain": "guide"}
+_RENAMED = {"compile": "plan", "verify-elastic": "verify", "explain": "guide", "render": "submit"}
 
 
 def now_called(words: list[str]) -> list[str]:
@@ -10,21 +10,19 @@ def now_called(words: list[str]) -> list[str]:
     match words:
         case ["explain"]:
             return ["guide", "codes"]
-        case ["compile" | "verify-elastic" | "explain" as name, *rest]:
+        case ["render", "slurm" | "kubernetes" as place, *rest]:
+            return ["submit", place, "--print", *rest]
+        case [name, *rest] if name in _RENAMED:
             return [_RENAMED[name], *rest]
         case ["adopt", *rest]:
             return ["lint", *(word for word in rest if word != "--diff")]
         case ["schema", *rest]:
             kind = "events" if "--events" in rest else "job"
             return ["guide", "--schema", kind, *(word for word in rest if word != "--events")]
-        case ["render", "slurm" | "kubernetes" as place, *rest]:
-            return ["submit", place, "--print", *rest]
         case ["chaos", *rest]:
             return ["verify", *_with_faults(rest)]
         case ["sinks", *rest]:
             return _sinks(rest)
-        case ["render", *rest]:
-            return ["submit", *rest]
         case _:
             return words
 
