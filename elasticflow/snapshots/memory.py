@@ -237,10 +237,11 @@ def digest_of(content: memoryview | mmap.mmap, nbytes: int) -> int:
     words = np.frombuffer(content, np.uint64, nbytes // 8)
     length = len(words) // _PARTS
     parts = words[: length * _PARTS].reshape(_PARTS, length).sum(axis=1, dtype=np.uint64)
-    weights = range(1, 2 * _PARTS, 2)
-    total = sum(int(part) * weight for part, weight in zip(parts, weights, strict=True))
-    rest = bytes(content[8 * length * _PARTS : nbytes])
-    return (total + sum(weight * byte for weight, byte in enumerate(rest, 1))) % 2**64
+    begin = 8 * length * _PARTS
+    rest = np.frombuffer(content, np.uint8, nbytes - begin, begin)
+    # Products and sums of these words wrap around at 2**64.
+    total = (parts * np.arange(1, 2 * _PARTS, 2, dtype=np.uint64)).sum()
+    return int(total + (rest * np.arange(1, len(rest) + 1, dtype=np.uint64)).sum())
 
 
 def map_memory(descriptor: int, size: int) -> mmap.mmap:

@@ -143,13 +143,15 @@ class OfRank0:
             self._tensors = captured.tensors if self._me.rank == 0 else {**captured.tensors, **places}
         return replace(captured, tensors=self._tensors)
 
-    def receive(self) -> None:
-        """Fill the places with what rank 0's tensors are now. Collective: every rank."""
+    def receive(self) -> float:
+        """Fill the places with what rank 0's tensors are now; return the seconds that it took. Collective: every rank."""
+        began = time.monotonic()
         for sent, pairs in self._sent:
             if self._me.rank == 0:
                 for place, live in pairs:
                     place.copy_(live)
             dist.broadcast(sent, 0)
+        return time.monotonic() - began
 
     def _place(self, tensors: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
         begins, end = {}, 0
@@ -277,7 +279,8 @@ class MemoryTier:
             StagingLimitError: the limit is too small for the tier.
             StateError: the state holds something that a snapshot cannot hold; the message names it.
         """
-        began = time.monotonic()
+        # The time of this thread on a core: others may keep it from one, and a slow store makes no hold dear.
+        began, waited = time.thread_time(), 0.0
         self._copier.finish()
         is_soon = self._held_step is not None and position.step - self._held_step <= _APART
         if self.is_auto and is_soon and not self._me.vote.memory:
@@ -287,15 +290,12 @@ class MemoryTier:
         held = captured
         if self._of_rank_0 is not None:
             held = self._of_rank_0.of(captured)
-            self._of_rank_0.receive()
+            waited = self._of_rank_0.receive()
         shard = self._planner.shard_of(held)
         self._client.reserve(shard.nbytes)
         record = self._metadata.record(position, captured, _TRIGGER, on_each_node=True)
         name = "" if record is None else self._metadata.name(position.step)
-        waiting = time.monotonic()
         slot = self._client.next_slot()
-        # A slow store makes no hold dear.
-        began += time.monotonic() - waiting
         target = memoryview(slot.memory)[: shard.nbytes]
         self._copier.start(shard, target, captured.stepped, waits=waits)
         commit = partial(self._commit_slot, shard, slot, name, position.step, record)
@@ -304,13 +304,13 @@ class MemoryTier:
             self._share.begin(now)
         self._last, self._last_time, self._held_step = position, now, position.step
         self._is_committed = False
-        self.spent(now - began)
+        self.spent(time.thread_time() - began, waited)
         compare(captured, partial(self._copier.then, commit))
 
-    def spent(self, seconds: float) -> None:
-        """Note that the last hold took *seconds*, beside what was noted before."""
+    def spent(self, seconds: float, waited: float = 0.0) -> None:
+        """Note that the last hold took *seconds* and *waited* for other ranks, beside what was noted before."""
         if self._share is not None:
-            self._share.spent(seconds)
+            self._share.spent(seconds, waited)
 
     def _commit_slot(
         self,
@@ -321,7 +321,7 @@ class MemoryTier:
         record: SnapshotRecord | None,
         overtaken: str | None,
     ) -> None:
-        began, self._is_committed = time.monotonic(), True
+        began, self._is_committed = time.thread_time(), True
         if overtaken is not None:
             # The slot has no label: it is filled again next.
             self._lost = step, overtaken
@@ -334,7 +334,7 @@ class MemoryTier:
             self._client.describe(shard.entries, shard.nbytes, record)
             self._client.commit_slot(slot, name, step, record)
         self._me.heartbeat.hold(step)
-        self.spent(time.monotonic() - began)
+        self.spent(time.thread_time() - began)
 
     def holds(self, position: Position) -> bool:
         """True if this generation held the state after *position*, and no later one."""

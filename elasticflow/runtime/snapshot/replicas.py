@@ -75,7 +75,8 @@ class ReplicaCheck:
         not_exchanged: Names the gradients that the ranks do not exchange, if known; called only if replicas differ.
 
     Attributes:
-        cost_s: Seconds that the last comparison by `start` took: its sums, beside the step, and the exchange of their digests.
+        cost_s: Seconds on a core that the last comparison by `start` took: its sums, and the exchange of their digests.
+        waited_s: Seconds that it waited for the other ranks, and for the sums of a device.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class ReplicaCheck:
         # Step after which the replicas were last known to be equal.
         self._equal_at = 0
         self._pending: _Pending | None = None
-        self.cost_s = 0.0
+        self.cost_s = self.waited_s = 0.0
         self._thread: ThreadPoolExecutor | None = None
         self._sums = checksums.Sums({})
         # Sharded tensors are compared between the ranks that hold the same rows.
@@ -153,19 +154,28 @@ class ReplicaCheck:
             self._refuse(position.step, sums)
         self._is_first, self._equal_at = False, position.step
 
-    def start(self, position: Position, captured: Captured, then: Callable[[], None]) -> None:
+    def start(
+        self, position: Position, captured: Captured, then: Callable[[], None], *, soon: bool = False
+    ) -> None:
         """Compare the replicas as they are after this step, and call *then* if they are equal. Every rank.
 
         No rank waits: the sums are computed during the next step, up to its optimizer step, and `finish` compares them
-        between the ranks.
+        between the ranks. Only with *soon* are those of tensors on the CPU compared at once: their cores have nothing else
+        to do meanwhile, and *then* is called a step earlier.
+
+        Raises:
+            ReplicasDifferError: as `finish` does, with *soon*.
         """
-        self.cost_s = 0.0
+        self.cost_s = self.waited_s = 0.0
         if self._is_done(position):
             then()
             return
         self._last = position
-        sums, unhook = self._start_sums(captured)
+        is_on_cpu = all(tensor.device.type == "cpu" for tensor in captured.tensors.values())
+        sums, unhook = self._start_sums(captured, in_thread=is_on_cpu and not soon)
         self._pending = _Pending(position.step, sums, then, unhook)
+        if soon and is_on_cpu:
+            self.finish()
 
     @property
     def is_pending(self) -> bool:
@@ -182,9 +192,11 @@ class ReplicaCheck:
         if pending is None:
             return
         pending.unhook()
-        began = time.monotonic()
+        began, ran = time.monotonic(), time.thread_time()
         is_equal = self._are_equal(pending.sums.result().result())
-        self.cost_s += time.monotonic() - began
+        ran = time.thread_time() - ran
+        self.cost_s += ran
+        self.waited_s = time.monotonic() - began - ran
         if not is_equal:
             # The job's own code may have written to tensors while sums were computed, unseen by torch. A diverged replica
             # stays diverged.
@@ -198,23 +210,24 @@ class ReplicaCheck:
         """True if this step needs no comparison, or has been compared."""
         return not self._compares or (self._last is not None and self._last.step == position.step)
 
-    def _start_sums(self, captured: Captured) -> tuple[Future[checksums.StartedSums], Callable[[], None]]:
-        if any(tensor.device.type != "cpu" for tensor in captured.tensors.values()):
-            # The device's stream computes the sums in order, so before the optimizer's step.
+    def _start_sums(
+        self, captured: Captured, *, in_thread: bool
+    ) -> tuple[Future[checksums.StartedSums], Callable[[], None]]:
+        def sum_up() -> checksums.StartedSums:
+            began = time.thread_time()
+            sums = self._sums_of(captured).start()
+            self.cost_s = time.thread_time() - began
+            return sums
+
+        if not in_thread:
+            # A device's stream computes the sums in order, so before the optimizer's step.
             started: Future[checksums.StartedSums] = Future()
-            started.set_result(self._sums_of(captured).start())
+            started.set_result(sum_up())
             # `finish` waits for no more than the sums.
             started.result().fetch()
             return started, lambda: None
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "compare")
-
-        def sum_up() -> checksums.StartedSums:
-            began = time.monotonic()
-            sums = self._sums_of(captured).start()
-            self.cost_s = time.monotonic() - began
-            return sums
-
         started = self._thread.submit(sum_up)
 
         def wait(*_: object) -> None:

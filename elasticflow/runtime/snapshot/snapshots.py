@@ -464,12 +464,12 @@ class Snapshots:
 
         def compare(captured: Captured, commit: Callable[[], None]) -> None:
             def count() -> None:
-                tier.spent(self._replica_check.cost_s)
+                tier.spent(self._replica_check.cost_s, self._replica_check.waited_s)
                 commit()
                 then()
 
             if tier.is_auto:
-                self._replica_check.start(position, captured, count)
+                self._replica_check.start(position, captured, count, soon=True)
             else:
                 count()
 

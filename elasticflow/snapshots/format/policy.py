@@ -122,8 +122,9 @@ class Due:
 class BoundedShare:
     """Decides when something that takes time is due again, so that it takes at most a `SHARE` of the time.
 
-    Time is an argument. A clock that was set back begins the wait anew. One time that was measured far too long (the process
-    was suspended meanwhile) does not count for long: the median of the last three decides.
+    Time is an argument. A clock that was set back begins the pause anew. One time that was measured far too long (the process
+    was suspended meanwhile) does not count for long: the median of the last three decides. Most of a wait for other ranks
+    is their lag, for which the next step would wait otherwise: the shortest of the last `_WAITS` waits counts.
 
     Args:
         now: Present time, in seconds.
@@ -131,26 +132,31 @@ class BoundedShare:
     """
 
     SHARE = 1 / 50
+    _WAITS = 8
 
     def __init__(self, now: float, expected: float) -> None:
         self._since, self._taken = now, deque([expected], maxlen=3)
+        self._waited = deque([0.0], maxlen=self._WAITS)
         self._is_measured = False
 
     def is_due(self, now: float) -> bool:
         """Return whether it may be done at *now*."""
         self._since = min(self._since, now)
-        return (now - self._since) * self.SHARE >= statistics.median_low(self._taken)
+        return (now - self._since) * self.SHARE >= statistics.median_low(self._taken) + min(self._waited)
 
     def begin(self, now: float) -> None:
         """Note that it is done at *now*; `spent` tells how long it takes."""
         if not self._is_measured:
             self._taken.clear()
+            self._waited.clear()
         self._is_measured, self._since = True, now
         self._taken.append(0.0)
+        self._waited.append(0.0)
 
-    def spent(self, seconds: float) -> None:
-        """Note that the last one took *seconds*, beside what was told before."""
+    def spent(self, seconds: float, waited: float = 0.0) -> None:
+        """Note that the last one took *seconds*, and waited so long for other ranks, beside what was told before."""
         self._taken[-1] += max(0.0, seconds)
+        self._waited[-1] += max(0.0, waited)
 
 
 def _passed(previous: HasPosition, now: HasPosition, interval: Interval) -> bool:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
+from elasticflow.runtime.process.position import Position
+from elasticflow.runtime.snapshot import replicas
 from elasticflow.runtime.snapshot.replicas import Sums, difference
 from elasticflow.snapshots.client.writer_process import start_writer
 from elasticflow.snapshots.format.writer_config import WriterStart
 from tests.runtime.test_trajectory import assert_same
+from tests.snapshots.in_pieces import state_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,6 +46,31 @@ def test_the_minority_is_astray(ranks: list[Sums], astray: list[int], expected: 
     error = difference(7, ranks)
     assert astray == error.ranks
     assert f"after step 7 {expected}" == error.message
+
+
+def test_held_state_on_the_cpu_counts_at_once(me: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hold is compared before the next step begins, a snapshot beside it: what is killed in that step loses no held step."""
+    me.world_size = 2
+    compared: list[str] = []
+
+    class Exchange:
+        def __init__(self, *texts: str) -> None:
+            compared.extend(texts)
+
+        def are_equal(self) -> bool:
+            return True
+
+    monkeypatch.setattr(replicas, "DigestComparison", Exchange)
+    captured = state_of({"w": torch.ones(100)})
+    check = replicas.ReplicaCheck(me, SimpleNamespace(optimizers={}), None, is_exact=True)  # type: ignore[arg-type]
+    counted: list[int] = []
+    check.start(Position(1, 4, 0, 4, is_epoch_end=False), captured, lambda: counted.append(1), soon=True)
+    assert ([1], False) == (counted, check.is_pending)
+    check.start(Position(2, 8, 0, 8, is_epoch_end=False), captured, lambda: counted.append(2))
+    assert ([1], True) == (counted, check.is_pending)
+    check.finish()
+    assert [1, 2] == counted
+    assert compared[0] == compared[1] != repr({})
 
 
 @pytest.mark.e2e

@@ -72,3 +72,18 @@ def test_time_that_a_clock_took_back_counts_as_none() -> None:
     share = BoundedShare(0.0, 0.0)
     held(share, 5.0, -3600.0)
     assert share.is_due(5.0)
+
+
+def test_lag_of_other_ranks_does_not_count() -> None:
+    """Each hold takes 10 ms and an exchange of 5 ms; another rank comes 100 ms later, except for once in eight holds."""
+    share = BoundedShare(0.0, 0.0)
+    for number in range(8):
+        share.begin(number)
+        share.spent(0.01, waited=0.005 if number == 3 else 0.105)
+    assert not share.is_due(7.7)
+    assert share.is_due(7.8)
+    for number in range(8, 12):
+        share.begin(number)
+        share.spent(0.01, waited=0.105)
+    assert not share.is_due(16.7)
+    assert share.is_due(16.8)
