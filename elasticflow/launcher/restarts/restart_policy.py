@@ -238,10 +238,13 @@ def _was_tried(entry: LedgerEntry) -> bool:
 def _delay_s(entry: LedgerEntry, ledger: Sequence[LedgerEntry]) -> float:
     """Return the seconds to wait: doubled with each failure since the last progress; none after an outcome.
 
+    A run whose snapshots were lost trains steps again: only failures that came as far as this one count.
+
     An agent that ended while no generation ran adds no wait: it is started again at once, and the nodes that are ready
     would only stand idle.
     """
-    streak = sum(e.high >= entry.high for e in ledger if _was_tried(e))
+    reached = entry.step or 0
+    streak = sum(e.high >= entry.high and (e.step or 0) >= reached for e in ledger if _was_tried(e))
     if streak == 0 or not _was_tried(entry):
         return 0.0
     # The exponent is capped so that a long streak cannot overflow a float.

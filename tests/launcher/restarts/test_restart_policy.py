@@ -117,6 +117,14 @@ def test_first_restart_has_no_delay_and_delays_grow_without_progress(ledger: Pat
     assert run.charge("crash", step=5).delay_s == 1.0, "below the highest step there is no progress"
 
 
+def test_steps_trained_again_are_progress(ledger: Path) -> None:
+    """A run that lost 177 steps with its agent, and is killed every 20 steps then, waits a second each time."""
+    run = Run(plan_of(100), ledger)
+    assert run.charge("crash", step=177).delay_s == 0.0
+    assert {run.charge("crash", step=step).delay_s for step in range(20, 177, 20)} == {1.0}
+    assert [run.charge("crash", step=160).delay_s for _ in range(3)] == [2.0, 4.0, 8.0], "no progress since"
+
+
 def test_agents_that_end_while_no_generation_runs_delay_nothing(ledger: Path) -> None:
     """They are started again at once; the delays of failed generations count those alone."""
     run = Run(plan_of(100), ledger)
