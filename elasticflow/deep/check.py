@@ -51,7 +51,6 @@ class DeepReport(NamedTuple):
     notes: tuple[str, ...]
 
 
-_UNSHARDED = "the model was tried out as a whole: [parallel] cuts it when workers train"
 _NO_TORCH = Problem(
     "unknown",
     "model.entry",
@@ -95,8 +94,7 @@ def try_out(
         watch(doing[0])
 
     ended = child_process.run(argv, to_json(request), environment, limit_s, look)
-    report = report_of(ended, request.own, limit_s)
-    return report if job.parallel is None else report._replace(notes=(*report.notes, _UNSHARDED))
+    return report_of(ended, request.own, limit_s)
 
 
 def request_of(job: Job, project_root: Path, *, takes_step: bool = False) -> DeepRequest:

@@ -204,10 +204,17 @@ def test_bytes_are_the_same_with_and_without_memory(tmp_path: Path, line: str, i
     assert is_on_meta == (reports[0].notes == ())
 
 
-def _sharded(tmp_path: Path, parallel: str, *, takes_step: bool = False, width: int = 8) -> DeepReport:
-    """Return what is found of the good job, with these keys in [parallel] and two workers."""
-    more = f"{PROJECTS['good'].more}\n[nodes]\nnproc_per_node = 2\n[parallel]\nshard = 2\n{parallel}\n"
-    file = write(tmp_path, PROJECTS["good"]._replace(more=more))
+def _sharded(
+    tmp_path: Path,
+    parallel: str,
+    *,
+    takes_step: bool = False,
+    width: int = 8,
+    project: Project = PROJECTS["good"],
+) -> DeepReport:
+    """Return what is found of *project*'s job, with these keys in [parallel] and two workers."""
+    more = f"{project.more}\n[nodes]\nnproc_per_node = 2\n[parallel]\nshard = 2\n{parallel}\n"
+    file = write(tmp_path, project._replace(more=more))
     text = file.read_text(encoding="utf-8")
     exact = 'epochs = 2\nconsistency = "exact"\nvirtual_shards = 4'
     text = text.replace("epochs = 2", exact).replace("width = 8", f"width = {width}")
@@ -219,11 +226,41 @@ def _sharded(tmp_path: Path, parallel: str, *, takes_step: bool = False, width: 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("init", ["cpu", "meta"])
-def test_a_sharded_job_is_said_to_be_tried_out_as_a_whole(tmp_path: Path, init: str) -> None:
-    """One process cannot hold a half of the model; facts and findings are those of the whole, a step included."""
+def test_a_step_of_the_sharded_model_is_tried(tmp_path: Path, init: str) -> None:
+    """Facts and findings are those of the whole model; then it is sharded, and steps once more."""
     report = _sharded(tmp_path, f'wrap = ["torch.nn:Linear"]\ninit = "{init}"', takes_step=True)
     assert ((), 83) == (report.problems, report.facts.parameters)
-    assert "the model was tried out as a whole: [parallel] cuts it when workers train" in report.notes
+    assert "two steps of the sharded model were tried, with one worker that holds all rows" in report.notes
+
+
+@pytest.mark.integration
+def test_without_a_step_the_model_is_looked_at_as_a_whole(tmp_path: Path) -> None:
+    """The note says so."""
+    report = _sharded(tmp_path, 'wrap = ["torch.nn:Linear"]')
+    assert "the model was looked at as a whole: [parallel] cuts it when workers train" in report.notes
+
+
+@pytest.mark.integration
+def test_a_step_that_calls_a_part_of_the_sharded_model_is_refused(tmp_path: Path) -> None:
+    """Right for the whole model, wrong for a part of it that is not gathered: what a launch would end with."""
+    step = """
+def by_parts(model, batch):
+    inputs, targets = batch
+    return nn.functional.cross_entropy(model.outer(model.norm(model.inner(inputs)).relu()), targets)
+
+
+class Digits:"""
+    project = PROJECTS["good"]._replace(
+        old="class Digits:",
+        new=step,
+        job=('loss = "torch.nn.functional:cross_entropy"', 'step = "shop:by_parts"'),
+    )
+    problems = _sharded(
+        tmp_path, 'wrap = ["torch.nn:BatchNorm1d"]', takes_step=True, project=project
+    ).problems
+    (problem,) = [problem for problem in problems if problem.key == "model.step"]
+    assert problem.message.endswith("code computes with parameters of a sharded model that are not gathered")
+    assert problem.remedy.startswith("call the whole model, as in model(x)")
 
 
 @pytest.mark.integration

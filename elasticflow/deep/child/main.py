@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from elasticflow.deep.child import evaluation, hooks, restart
+from elasticflow.deep.child import evaluation, hooks, restart, sharded
 from elasticflow.deep.child.data import Data
 from elasticflow.deep.child.entry_point import DataTable, EntryPoint
 from elasticflow.deep.child.report import BrokenError, Report
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from elasticflow.deep.child.state import Trained
+    from elasticflow.runtime.process.shard_layout import Sharding
 
 # Samples in a batch: BatchNorm needs more than one.
 _BATCH = 2
@@ -135,9 +136,10 @@ class Probe:
         report = self._report
         if self._request.takes_step and self._has_room(code):
             trained = build(report, code)
-            self._look_at_sharding(code, trained)
+            sharding = self._look_at_sharding(code, trained)
             if "dataset" in self._batches:
                 self._take_step(code, trained)
+                self._take_sharded_step(code, sharding)
             else:
                 step_without_data(report, trained)
             # The steps have reported the state that a snapshot would leave out.
@@ -149,7 +151,8 @@ class Probe:
             trained = build(report, code)
             report.note("model and optimizer were built on the CPU: the meta device does not do for them")
             step_without_data(report, trained)
-        self._look_at_sharding(code, trained)
+        if self._look_at_sharding(code, trained) is not None:
+            report.note("the model was looked at as a whole: [parallel] cuts it when workers train")
         require_held(report, code, count(report, code, trained))
 
     def _has_room(self, code: EntryPoint) -> bool:
@@ -169,21 +172,23 @@ class Probe:
             )
         return needed <= free
 
-    def _look_at_sharding(self, code: EntryPoint, trained: Trained) -> None:
-        """Refuse what workers refuse before they share a model; the model here is whole."""
-        sharding = code.get("SHARDING")
+    def _look_at_sharding(self, code: EntryPoint, trained: Trained) -> Sharding | None:
+        """Refuse what workers refuse before they share a model; return how they do, if nothing is in their way."""
+        sharding: Sharding | None = code.get("SHARDING")
         if sharding is None or sharding.shard == 1:
-            return
-        with self._part():
+            return None
+        optimizers = several_optimizers.optimizers(trained.optimizer).items()
+        is_fit = True
+        for key, require in (
+            (f"parallel.{'wrap' if sharding.wrap else 'shard'}", partial(blocks_of, trained.model, sharding)),
+            ("optimizer.entry", partial(require_elementwise, optimizers)),
+        ):
             try:
-                blocks_of(trained.model, sharding)
+                require()
             except StateError as error:
-                self._report.refuse("result", f"parallel.{'wrap' if sharding.wrap else 'shard'}", error)
-        with self._part():
-            try:
-                require_elementwise(several_optimizers.optimizers(trained.optimizer).items())
-            except StateError as error:
-                self._report.refuse("result", "optimizer.entry", error)
+                self._report.problem("result", key, error)
+                is_fit = False
+        return sharding if is_fit else None
 
     def _on_meta(self, code: EntryPoint) -> Trained:
         """Return the trained objects, however large, in memory that is never touched; problems are not reported."""
@@ -210,6 +215,15 @@ class Probe:
                     always = [] if code.moves_optimizers or table.step in code else ["loss"]
                     measured += [f"{table.end[1:]}.{name}".lstrip(".") for name in [*always, *names]]
         hooks.try_out(report, code, trained, run, measured)
+
+    def _take_sharded_step(self, code: EntryPoint, sharding: Sharding | None) -> None:
+        if sharding is None:
+            return
+        with self._part():
+            sharded.try_out(self._report, code, sharding, self._batches["dataset"])
+            self._report.note(
+                "two steps of the sharded model were tried, with one worker that holds all rows"
+            )
 
     def _look_at_weights(self, code: EntryPoint, model: nn.Module, batch: Any) -> None:
         """Warn if the loss depends on how a batch is cut; after a step, since a last layer of zeros hides it."""

@@ -68,8 +68,13 @@ class Trained(NamedTuple):
         return list(several_optimizers.optimizers(self.optimizer).values())
 
 
-def build(report: Report, code: EntryPoint) -> Trained:
+def build(report: Report, code: EntryPoint, shard: Callable[[nn.Module], None] | None = None) -> Trained:
     """Return model, optimizer and schedule as train.py makes them, on torch's default device.
+
+    Args:
+        report: Receives the problems.
+        code: The job's train.py.
+        shard: Shards the model and its average before the optimizer is made.
 
     Raises:
         BrokenError: the job's code raised, or returned objects that cannot be trained; the problem was
@@ -92,6 +97,10 @@ def build(report: Report, code: EntryPoint) -> Trained:
         return report.call("factory", key, f"building {what}", build)
 
     model = _build_model(report, code)
+    average = made("build_average", "the average of the weights", model=model)
+    if shard is not None:
+        for module in (model, *([] if average is None else [average.module])):
+            shard(module)
     optimizer = made("build_optimizer", "the optimizer", model=model)
     require = several_optimizers.optimizers if code.moves_optimizers else several_optimizers.require_one
     _require(report, "optimizer.entry", lambda: require(optimizer))
@@ -100,7 +109,6 @@ def build(report: Report, code: EntryPoint) -> Trained:
     scheduler = made("build_scheduler", "the schedule", optimizer=optimizer, optimizers=optimizer)
     if scheduler is not None and not code.moves_optimizers:
         _require(report, "lr_scheduler.entry", lambda: several_optimizers.require_callable(scheduler))
-    average = made("build_average", "the average of the weights", model=model)
     # A scale of 1: a first step that overflows would leave the optimizer without a state.
     scaler = GradScaler("cpu", init_scale=1.0) if code.precision == "fp16" else None
     frozen = frozenset(id(p) for p in model.parameters() if not p.requires_grad)

@@ -16,6 +16,8 @@ from elasticflow.runtime.training import model_buffers
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    import torch.distributed as dist
+
     from elasticflow.runtime.process.context import Worker
     from elasticflow.runtime.process.shard_layout import Sharding
     from elasticflow.runtime.training.deferred_build import DeferredBuild
@@ -69,16 +71,28 @@ def shard_model(
     chosen = blocks_of(model, sharding, blocks)
     tensors = [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
     model_buffers.send(worker, [tensor for tensor in tensors if not tensor.is_meta])
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import fully_shard
-
     layout = worker.layout
     groups = [
         process_group.new_group(worker.identity, layout.peers_of(replica))
         for replica in range(layout.replicas)
     ]
-    mesh = DeviceMesh.from_group(groups[layout.replica], worker.device.type, mesh_dim_names=("shard",))
-    for module in (*chosen, model):
+    fully_shard_blocks(model, chosen, groups[layout.replica], worker.device.type, sharding, build)
+
+
+def fully_shard_blocks(
+    model: nn.Module,
+    blocks: Iterable[nn.Module],
+    group: dist.ProcessGroup,
+    device_type: str,
+    sharding: Sharding,
+    build: DeferredBuild | None = None,
+) -> None:
+    """Shard each of *blocks* by itself among the ranks of *group*, then the rest of *model*; *build* fills each in before."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = DeviceMesh.from_group(group, device_type, mesh_dim_names=("shard",))
+    for module in (*blocks, model):
         if build is not None:
             build.fill(module)
         fully_shard(module, mesh=mesh, reshard_after_forward=sharding.reshard_after_forward)
