@@ -50,14 +50,23 @@ def flags(*sets: str) -> list[str]:
     return [f"--set={each}" for each in (*SETS, *sets)]
 
 
-def test_gpt_has_the_same_bits_at_every_degree(gpt: Project) -> None:
-    """Two workers with a copy each, and with one between them, through a kill and a restart, and from one degree to the other."""
-    options = ("--worlds=2", "--shards=1,2", f"--steps={STEPS}", "--format=json")
+@pytest.mark.parametrize(
+    ("worlds", "degrees", "trials"),
+    [
+        ("2", "1,2", [[1], [2], [1, 1], [2, 1]]),
+        pytest.param("2,4", "1,2,4", [[1], [2], [1], [2], [4], [1, 1], [4, 1]], marks=pytest.mark.nightly),
+    ],
+)
+def test_gpt_has_the_same_bits_at_every_degree(
+    gpt: Project, worlds: str, degrees: str, trials: list[list[int]]
+) -> None:
+    """Workers with a copy each, and with one among them, through a kill and a restart, and from one degree to the other."""
+    options = (f"--worlds={worlds}", f"--shards={degrees}", f"--steps={STEPS}", "--format=json")
     sets = flags(WRAP, "parallel.shard=1")
     running = gpt.start("verify", "job.toml", *options, *sets, run_id="none")
     assert running.end() == 0, running.told()
     facts = json.loads(running.output.read_text())
-    assert [[1], [2], [1, 1], [2, 1]] == [each["shards"] for each in facts["trials"]]
+    assert trials == [each["shards"] for each in facts["trials"]]
     assert {"bits"} == {each["compared"] for each in facts["trials"]}
     assert facts["same"]
 
