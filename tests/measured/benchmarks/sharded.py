@@ -1,10 +1,10 @@
 """A step of a model that workers share, against torch's `fully_shard` alone, in the same processes and by turns.
 
-    python tests/measured/benchmarks/sharded.py [--workers 2] [--layers 6] [--width 384] [--steps 24] [--gives-back [--init meta]]
+    python tests/measured/benchmarks/sharded.py [--workers 2] [--layers 6] [--width 384] [--steps 24] [--batch] [--gives-back [--init meta]]
 
 Both train a GPT of the same size on batches of the same size, one sequence for each worker: *plain* by `fully_shard`, its own
 reduce-scatter and AdamW; *ours* by `elasticflow.join(virtual_shards=W, shard=W)`, `run.wrap` and `run.gradients`, the exact
-sum of gradients. Neither clips. The table has medians, on rank 0, of CPU time and wall time of a step up to the optimizer's, and
+sum of gradients; with `--batch` without virtual shards. Neither clips. The table has medians, on rank 0, of CPU time and wall time of a step up to the optimizer's, and
 of the paired ratios. Then each kind of worker alone, in processes of its own: its tensors, and the most memory that it had
 (`VmHWM`), *whole* being the same exact job without `shard`. With `--gives-back` nothing is timed, and the C library gives
 each freed tensor back to the system, as a GPU's memory would be free for the next one: the most memory is then counted from
@@ -44,6 +44,7 @@ def launch(options: argparse.Namespace, kind: str, folder: Path) -> dict[str, An
         *(__file__, "--kind", kind, "--result", str(result), "--layers", str(options.layers)),
         *("--width", str(options.width), "--steps", str(options.steps)),
         *(["--gives-back"] if options.gives_back else []),
+        *(["--batch"] if options.batch else []),
         *("--init", options.init if kind == "shared" else "cpu"),
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -133,9 +134,9 @@ def work(options: argparse.Namespace) -> None:
 
     workers = int(os.environ["WORLD_SIZE"])
     shard: dict[str, Any] = {} if options.kind == "whole" else {"shard": workers}
-    run = ef.join(
-        seed=1, virtual_shards=workers, threads=1, every="1000000 steps", name=options.kind, **shard
-    )
+    # Without virtual shards the sums are torch's own.
+    gradients = ef.Gradients(virtual_shards=None if options.batch else workers)
+    run = ef.join(seed=1, gradients=gradients, threads=1, every="1000000 steps", name=options.kind, **shard)
     before = give_back() if options.gives_back else 0
     ours = model_of(run, config, options)
     built = most_memory() - before
@@ -187,6 +188,7 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--width", type=int, default=384)
     parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--batch", action="store_true", help="the default of a job, not the exact sums")
     parser.add_argument("--gives-back", action="store_true", help="measure memory alone")
     parser.add_argument(
         "--init", choices=("cpu", "meta"), default="cpu", help="how workers that share a model make it"
