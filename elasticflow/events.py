@@ -320,6 +320,13 @@ HELD_OFF = Event(
     emitter="worker",
     line=Template("not in memory", "a death costs the steps since the last snapshot: {reason}"),
 )
+HELD_PAUSES = Event(
+    "held.pauses",
+    'with `memory = "auto"`: there is no memory for a third state, so that none is held while a snapshot is being written from another',
+    ("reason",),
+    emitter="worker",
+    line=Template("not in memory", "nothing is held while a snapshot is being written: {reason}"),
+)
 HELD_DAMAGED = Event(
     "held.damaged",
     "the shard of a rank, counted on its node, has changed in memory since it was held: training resumes from another node's copy, an older state or a snapshot",

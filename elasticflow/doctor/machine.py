@@ -133,7 +133,8 @@ def _held_states(needs: Needs, free: int) -> Iterator[CheckResult]:
     is_auto = settings.memory == AUTO
     needed = settings.held_states * snapshot.num_bytes
     most = free * HELD_MOST_OF_FREE if is_auto else free
-    fact = f"{size(needed)} for {size(snapshot.num_bytes)} of state (run {run.run_id})"
+    more = f", {size(snapshot.num_bytes)} more while a snapshot is written" if is_auto else ""
+    fact = f"{size(needed)} for {size(snapshot.num_bytes)} of state (run {run.run_id}){more}"
     if needed <= most:
         yield ok(
             _TOPIC, name, f"{fact}: a worker's death costs the steps since the last; without them {costs}"

@@ -485,7 +485,15 @@ class RunHistory:
     @property
     def not_held(self) -> str | None:
         """Reason that the newest generation holds no state in memory, if it told one."""
-        told = self.last.get(events.HELD_OFF, {})
+        return self._reason_of(events.HELD_OFF)
+
+    @property
+    def held_pauses(self) -> str | None:
+        """Reason that the newest generation holds no state while a snapshot is being written, if it told one."""
+        return self._reason_of(events.HELD_PAUSES)
+
+    def _reason_of(self, event: str) -> str | None:
+        told = self.last.get(event, {})
         return text_of(told, "reason") if told and told.get("generation") == self.generation else None
 
     def take(self, event: Record) -> None:

@@ -150,7 +150,7 @@ class BufferPool:
             return available() + sum(buffer.size for buffer in self._free)
 
     def take_up_to(
-        self, most: int, size: int, *, least: int, workers: int
+        self, most: int, size: int, *, least: int, workers: int, besides: int = 0
     ) -> tuple[list[Buffer], str | None]:
         """Return *most* buffers, or as many as fit; and why they are fewer, if they are.
 
@@ -159,6 +159,7 @@ class BufferPool:
             size: Bytes of each, at least.
             least: Number needed.
             workers: Workers of this node; each may take an equal part of the limit.
+            besides: Buffers of this size that the worker has, and keeps.
 
         Raises:
             LimitError: the limit does not allow *least* for each worker.
@@ -167,11 +168,12 @@ class BufferPool:
         wanted, short = most, None
         if self._limit is not None:
             whole = _whole(size)
-            most = min(most, self._limit // workers // whole)
+            most = min(most, self._limit // workers // whole - besides)
             if most < least:
-                times = {1: "once", 2: "twice"}.get(least, f"{least} times")
+                count = least + besides
+                times = {1: "once", 2: "twice"}.get(count, f"{count} times")
                 raise LimitError(
-                    f"{least * workers * whole} bytes are needed to stage this node's part of a snapshot {times}, "
+                    f"{count * workers * whole} bytes are needed to stage this node's part of a snapshot {times}, "
                     f"{self._limit} are allowed"
                 )
             if most < wanted:
@@ -217,6 +219,11 @@ class BufferPool:
             buffer.is_owned = False
             if not buffer.is_busy:
                 self._free.append(buffer)
+
+    def release(self, buffer: Buffer) -> None:
+        """Forget *buffer*: the machine has its memory back once no process looks at it any more."""
+        with self._lock:
+            os.close(buffer.descriptor)
 
     def written(self, buffer: Buffer) -> bool:
         """Mark *buffer* as written; True if its worker waits for the message that it may be filled again."""

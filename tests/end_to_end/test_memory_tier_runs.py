@@ -261,6 +261,46 @@ def test_killed_while_it_holds_and_while_a_held_state_is_written(
     assert list(range(1, tiny_job.STEPS + 1)) == steps_of(running.run)
 
 
+def test_killed_while_a_slow_store_writes_resumes_from_a_newer_state(
+    project: Project, tiny_reference: Reference
+) -> None:
+    """A snapshot takes 15 s to write. States are held meanwhile, and the killed worker's successor resumes from the newest."""
+    tiny_job.write_standard(project)
+    fault = "shares.mid_write=stall:15@1"
+    environment = {"TINY_PAUSE_S": "0.1", fault_injection.VARIABLE: fault}
+    running = project.run(JOB, "slow", "snapshots.every=60 steps", job="tiny", **environment)
+
+    def held() -> int:
+        return int(running.state().get("held") or 0)
+
+    second = running.wait_for("a state in the other slot", lambda: held() > 60 and held())
+    third = running.wait_for("a state in the third slot", lambda: held() > second and held())
+    later = running.wait_for("a state in place of the second", lambda: held() > third and held())
+    assert [] == named(running.events(), events.SNAPSHOT_COMMITTED)
+    os.kill(running.pid_of(1), signal.SIGKILL)
+    running.wait_for_step(later + 1, generation=1)
+    again = named(running.events(), events.TRAINING_STARTED)[1]
+    assert again["from_memory"]
+    assert again["step"] >= later
+    tiny_job.hurry(project)
+    assert 0 == running.end(), running.told()
+    assert [] == named(running.events(), events.HELD_PAUSES)
+    assert tiny_reference.found["bits"] == tensors(running.run)
+    assert list(range(1, tiny_job.STEPS + 1)) == steps_of(running.run)
+
+
+def test_without_room_for_a_third_state_it_says_so(project: Project) -> None:
+    """Two states fit into the limit: none is held while the store is slow, as an event and `status` tell; then they are again."""
+    tiny_job.write_standard(project)
+    environment = {"TINY_PAUSE_S": "0.1", fault_injection.VARIABLE: "shares.mid_write=stall:10@1"}
+    sets = ("snapshots.every=20 steps", "snapshots.staging_limit=160000 B")
+    running = project.run(JOB, "narrow", *sets, job="tiny", **environment)
+    (pauses,) = running.wait_for("the reason", lambda: named(running.events(), events.HELD_PAUSES))
+    assert "3 times" in pauses["reason"]
+    assert "nothing is held while a snapshot is being written" in " ".join(running.told().split())
+    assert "no later step while a snapshot is being written" in project.call("status", "narrow").stdout
+
+
 def trace(project: Project, run_id: str) -> None:
     """Have both ranks trace three steps, and rank 1 begin to trace more steps than there are."""
     done = project.call("profile", run_id, "--steps", "3", "--ranks", "all", "--format", "json")

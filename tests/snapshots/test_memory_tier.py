@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -23,6 +23,7 @@ from elasticflow.snapshots.format.shard_file import SnapshotRecord, TensorEntry
 from elasticflow.snapshots.memory import digest_of
 from elasticflow.snapshots.read import verify
 from elasticflow.snapshots.writer.memory_tier import MemoryTierSlots
+from elasticflow.system import fault_injection
 from tests.snapshots.conftest import Bench
 
 if TYPE_CHECKING:
@@ -645,6 +646,89 @@ def test_optional_tier_has_two_slots_and_fills_none_that_is_being_written(bench:
     assert [content(3, 1, 50_000_000)] == recalled(joined(bench, writer, world=1, generation=2))
 
 
+def slow_store(bench: Bench, monkeypatch: pytest.MonkeyPatch, **config: Any) -> tuple[WriterProcess, Rank]:
+    """Return a writer that takes some seconds to write its first snapshot, and a rank of which it is writing step 1 for long."""
+    with monkeypatch.context() as patched:
+        patched.setenv(fault_injection.VARIABLE, "shares.mid_write=stall:4@1")
+        writer = bench.writer(**config)
+    (rank,) = optional(joined(bench, writer, world=1, size=100_000))
+    rank.hold(1)
+    rank.client.request_persist(1, "steps")
+    rank.client.await_begun()
+    rank.hold(2)
+    assert not rank.tier.is_free
+    for now in (100.0, 100.9):
+        assert rank.tier.ask_for_another(now) is None
+        rank.client.receive_waiting()
+    assert 2 == len(staging_files(writer.process.pid)), "it does not last yet"
+    return writer, rank
+
+
+def test_optional_tier_has_a_third_slot_while_a_snapshot_is_written(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """States are held meanwhile, and the third slot's memory is given back afterwards, by both processes."""
+    writer, rank = slow_store(bench, monkeypatch)
+    rank.tier.ask_for_another(101.1)
+    while not rank.tier.is_free:
+        time.sleep(0.01)
+    memory = staging_files(writer.process.pid)
+    assert 3 == len(memory)
+    for step in (3, 4, 5):
+        rank.hold(step)
+    assert [] == bench.catalog.committed(), "the store is slow"
+    assert [("snapshot.committed", 1)] == bench.outcomes(rank.client.flush(20))
+    rank.hold(6)
+    assert 2 == len(rank.client.slots)
+    while len(left := staging_files(writer.process.pid)) == 3:
+        time.sleep(0.01)
+    (gone,) = memory - left
+    assert [] == users_of({gone})
+    rank.hold(7)
+    rank.client.close()
+    assert [content(7, 1, 100_000)] == recalled(joined(bench, writer, world=1, generation=2))
+    (found,) = bench.catalog.committed()
+    assert [] == verify.verify(bench.catalog, found)
+
+
+def test_killed_while_a_snapshot_is_written_leaves_a_newer_state(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The successor takes three slots over, with the newest state, and gives one back with the first that it holds."""
+    writer, rank = slow_store(bench, monkeypatch)
+    rank.tier.ask_for_another(101.1)
+    while not rank.tier.is_free:
+        time.sleep(0.01)
+    rank.hold(3)
+    rank.hold(4)
+    rank.client.close()
+    second = joined(bench, writer, world=1, generation=2, size=100_000)
+    assert [content(4, 1, 100_000)] == recalled(second)
+    (rank,) = optional(second)
+    rank.tier.await_answer()
+    assert 3 == len(rank.client.slots)
+    rank.hold(5)
+    assert 2 == len(rank.client.slots)
+
+
+def test_optional_tier_without_memory_for_a_third_slot_says_why(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit has room for two: none is held until the snapshot is written, and then as before."""
+    _, rank = slow_store(bench, monkeypatch, staging_limit=300_000)
+    assert rank.tier.ask_for_another(101.1) is None
+    while (reason := rank.tier.ask_for_another(102.0)) is None:
+        rank.client.receive_waiting()
+    assert "are needed to stage this node's part of a snapshot 3 times, 300000 are allowed" in reason
+    assert not rank.tier.is_free
+    with pytest.raises(SnapshotError, match="no slot of the memory tier is free in time"):
+        rank.tier.next_slot(0.05)
+    assert [("snapshot.committed", 1)] == bench.outcomes(rank.client.flush(20))
+    assert rank.tier.is_free
+    rank.hold(3)
+    assert 2 == len(rank.client.slots)
+
+
 def test_optional_tier_is_declined_where_the_limit_is_too_small(bench: Bench) -> None:
     """No error: the reason, and staging buffers as without a tier; the ranks that had slots give them back."""
     ranks = optional(joined(bench, bench.writer(staging_limit=50_000), size=10_000))
@@ -670,3 +754,23 @@ def test_optional_tier_takes_half_of_the_free_memory_at_most(monkeypatch: pytest
     for rank in (0, 1):
         with pytest.raises(OSError, match="half of the free memory"):
             tier.attach(rank, 2, 1, size, None, is_optional=True)
+
+
+def test_third_slots_take_half_of_the_free_memory_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank that asks first measures for both; the next time there is a byte too little for both."""
+    size, free = 1 << 16, 1 << 30
+    monkeypatch.setattr(memory, "available", lambda: free)
+    tier = MemoryTierSlots(memory.BufferPool())
+    ranks = [tier.attach(rank, 2, 1, size, None, is_optional=True) for rank in (0, 1)]
+    free = 2 * 2 * size
+    for rank_slots in ranks:
+        slot = tier.add(rank_slots)
+        free -= size
+        assert 3 == len(rank_slots.slots)
+        tier.remove(rank_slots, slot.number)
+        assert 2 == len(rank_slots.slots)
+    free = 2 * 2 * size - 1
+    tier._written = 1, 9
+    for rank_slots in ranks:
+        with pytest.raises(OSError, match="half of the free memory"):
+            tier.add(rank_slots)

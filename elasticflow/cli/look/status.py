@@ -87,7 +87,11 @@ def command(run: str | None, form: str, *, is_following: bool, with_exit_code: b
         "warnings": code_warnings_of(history),
     }
     if form == "json":
-        more = {"steps_done_again": history.redone, "not_held": history.not_held}
+        more = {
+            "steps_done_again": history.redone,
+            "not_held": history.not_held,
+            "held_pauses": history.held_pauses,
+        }
         print_json({**status.to_json(), **more, **notes})
     else:
         _print(status, history, notes)
@@ -169,7 +173,11 @@ def _rows(status: RunStatus, history: RunHistory) -> list[tuple[str, str]]:
 
 def _in_memory(status: RunStatus, history: RunHistory) -> list[tuple[str, str]]:
     if status.held is not None:
-        return [("in memory", f"step {status.held}")]
+        pauses = "" if history.held_pauses is None else "; no later step while a snapshot is being written"
+        return [
+            ("in memory", f"step {status.held}{pauses}"),
+            *[("", history.held_pauses)] * (history.held_pauses is not None),
+        ]
     if status.status == "running" and history.not_held is not None:
         return [("in memory", f"nothing: {history.not_held}")]
     return []

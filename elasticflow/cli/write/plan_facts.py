@@ -12,7 +12,7 @@ from elasticflow.jobfile.entry_points.object_arguments import dataset_values
 from elasticflow.jobfile.tables.evaluation import path_of_set
 from elasticflow.jobfile.tables.types import collate_entry
 from elasticflow.observe.terminal.formats import plural
-from elasticflow.protocol.snapshot_settings import AUTO
+from elasticflow.protocol.snapshot_settings import AUTO, HELD_STATES
 from elasticflow.sinks.registry import missing_of
 from elasticflow.system.units import intervals
 
@@ -254,8 +254,9 @@ def _of_memory(settings: SnapshotSettings, nodes: int) -> str:
     """Return how often the state is held in memory, and how many steps a death costs with that and without."""
     if settings.memory is None:
         return "nothing is held in memory: a death costs the steps since the last snapshot"
-    often = f"every {settings.memory}"
+    often, third = f"every {settings.memory}", ""
     if settings.memory == AUTO:
+        third = f", {HELD_STATES} while a snapshot is written, if there is room"
         often = "as often as 2 % of the time allows, if half of the free memory has room"
     where, what, else_ = "memory", "a worker's death", "the machine or its agent dies"
     if nodes > 1 and settings.memory == AUTO:
@@ -263,7 +264,7 @@ def _of_memory(settings: SnapshotSettings, nodes: int) -> str:
     elif nodes > 1:
         where = "memory while all workers are on one node"
     return (
-        f"held in {where}, {often} ({settings.held_states} times the state): {what} costs the steps since then; without, "
+        f"held in {where}, {often} ({settings.held_states} times the state{third}): {what} costs the steps since then; without, "
         f"or if {else_}, those since the last snapshot"
     )
 

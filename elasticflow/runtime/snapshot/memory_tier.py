@@ -213,6 +213,7 @@ class MemoryTier:
         self._is_committed = True
         # Step of a state whose copy was overtaken, and the tensor.
         self._lost: tuple[int, str] | None = None
+        self._has_told_pauses = False
         if self.is_auto:
             me.vote.when("memory", self._asks)
         elif me.rank == 0 and self._due.seconds is not None:
@@ -488,10 +489,20 @@ class MemoryTier:
                 self._me.heartbeat.beat()
 
     def _asks(self) -> int:
-        """Return 1 if this rank would hold its state now, or does not know yet if all can; else outweigh the other ranks."""
+        """Return 1 if this rank would hold its state now, or does not know yet if all can; else outweigh the other ranks.
+
+        If only a slot is missing, another is asked for.
+        """
         if self._share is None or not self._is_committed or not self._client.is_answered:
             return -self._me.world_size
-        if self.is_settled and not (self._share.is_due(time.monotonic()) and self._client.is_free):
+        now = time.monotonic()
+        if self.is_settled and not self._share.is_due(now):
+            return -self._me.world_size
+        if self.is_settled and not self._client.is_free:
+            reason = self._client.ask_for_another(now)
+            if reason is not None and not self._has_told_pauses:
+                self._has_told_pauses = True
+                self._me.event(events.HELD_PAUSES, reason=reason)
             return -self._me.world_size
         return 1
 

@@ -79,6 +79,10 @@ class RankShard:
         """Return *target* as tensors by key, without the empty tensors; made once for each buffer."""
         return self._view(target).views
 
+    def forget(self, target: memoryview) -> None:
+        """Let go of the views of *target*, which keep its memory mapped."""
+        self._buffers.pop(address_of(target), None)
+
     def _view(self, target: memoryview) -> _BufferView:
         address = address_of(target) if self.nbytes else 0
         buffer = self._buffers.get(address)

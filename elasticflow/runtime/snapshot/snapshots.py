@@ -114,7 +114,7 @@ class Snapshots:
         self._metadata = SnapshotMetadata(worker, state, schedule, self._fingerprints())
         self._planner = ShardPlanner(worker.rank, worker.world_size)
         self._copier = copier_for(worker.device, state.optimizers.values())
-        self._client.dropping = self._copier.release
+        self._client.dropping = lambda slot: self._copier.release(memoryview(slot.memory))
         # The copy of a snapshot was overtaken: another snapshot is due in its place.
         self._owes_snapshot = False
         self._capture_check = CaptureCheck(worker)

@@ -50,6 +50,7 @@ class Copier:
     """
 
     is_copying = False
+    _shard: RankShard | None = None
 
     def start(
         self, shard: RankShard, target: memoryview, stepped: Collection[str], *, waits: bool = False
@@ -62,6 +63,7 @@ class Copier:
             stepped: Keys of tensors that as a rule nothing but the optimizer's step writes.
             waits: The copy must not be overtaken: training waits for it at once, on the device.
         """
+        self._shard = shard
         shard.copy_into(target)
 
     def then(self, action: Callable[[str | None], None]) -> None:
@@ -79,8 +81,10 @@ class Copier:
     def finish(self) -> None:
         """Wait until the copy is complete, and call the waiting actions."""
 
-    def release(self) -> None:
-        """Let go of all staging memory, which is about to be unmapped."""
+    def release(self, memory: memoryview) -> None:
+        """Let go of a piece of staging memory, which is about to be unmapped."""
+        if self._shard is not None:
+            self._shard.forget(memory)
 
 
 class DeviceCopier(Copier):
@@ -116,7 +120,7 @@ class DeviceCopier(Copier):
     ) -> None:
         """Begin to copy; see `Copier`. Only the device waits for the copy."""
         self.finish()
-        self._overtaken = None
+        self._shard, self._overtaken = shard, None
         if not shard.nbytes:
             return
         memory = self._memory.of(target)
@@ -164,11 +168,12 @@ class DeviceCopier(Copier):
             self._is_through.synchronize()
         self._act()
 
-    def release(self) -> None:
-        """Let go of all staging memory, which is about to be unmapped."""
+    def release(self, memory: memoryview) -> None:
+        """Let go of a piece of staging memory, which is about to be unmapped."""
         self.finish()
-        self._memory.release()
+        self._memory.release(memory)
         self._comparison = _Comparison()
+        super().release(memory)
 
     def _settle(self) -> str | None:
         """Complete the copy in main memory; return the key of a tensor that was written meanwhile, if any. Runs in a thread."""
@@ -263,11 +268,12 @@ class _PinnedMemory:
             self._bounce = torch.empty(target.nbytes, dtype=torch.uint8, pin_memory=True)
         return memoryview(self._bounce.numpy().data)
 
-    def release(self) -> None:
-        """Unpin all buffers: they are about to be unmapped."""
-        for address in self._pinned:
+    def release(self, memory: memoryview) -> None:
+        """Unpin a buffer: it is about to be unmapped."""
+        address = address_of(memory)
+        if self._pinned.pop(address, None) is not None:
             torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
-        self._pinned, self._bounce, self._can_pin = {}, None, self._device.type == "cuda"
+        self._bounce, self._can_pin = None, self._device.type == "cuda"
 
     def _pin(self, target: memoryview) -> bool:
         address = address_of(target)

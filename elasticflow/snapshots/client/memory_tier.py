@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from elasticflow.protocol.snapshot_settings import HELD_STATES_AUTO
 from elasticflow.snapshots.client.messages import (
     RECEIVED,
     Describe,
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.format.shard_file import SnapshotRecord, TensorEntry
 
 _ANSWER_LIMIT_S = 60.0
+# A snapshot that takes longer to write is worth another slot meanwhile.
+_LONG_WRITE_S = 1.0
 # Made once: making an encoder takes longer than encoding the metadata of a step.
 _JSON = json.JSONEncoder(allow_nan=False)
 
@@ -84,7 +87,8 @@ class MemoryTierClient:
     Args:
         link: To the node's writer; its slots are those of the memory tier, the one that was filled last at the end.
         generation: This worker's.
-        is_optional: Train on without slots where the writer has no memory for them.
+        is_optional: Train on without slots where the writer has no memory for them. There are two then, and a third while a
+            snapshot is being written from one, if there is memory for it.
     """
 
     def __init__(self, link: StagingClient, generation: int, *, is_optional: bool = False) -> None:
@@ -93,6 +97,9 @@ class MemoryTierClient:
         self._layout = self._nbytes = 0
         # Rank 0's record as JSON, as it was described last.
         self._described: dict[str, Any] = {}
+        # When no slot was found free first, since the last was filled, and whether another was asked for.
+        self._short_since: float | None = None
+        self._has_asked = False
 
     def reserve(self, nbytes: int) -> None:
         """Ask for slots for shards of *nbytes* and return at once; see `StagingClient.reserve`."""
@@ -124,13 +131,31 @@ class MemoryTierClient:
     @property
     def is_free(self) -> bool:
         """True if `next_slot` would not wait, and the writer has begun to write each snapshot that was asked for; never waits."""
-        if self._link.is_requested:
+        if self._link.is_requested or self._has_asked:
             self._link.receive_waiting()
-        slot = self._link.slots[0] if self._link.slots else None
-        if slot is None or self._link.is_requested or not slot.lock():
+        if self._link.is_requested:
             return False
-        slot.unlock()
-        return True
+        free = self._lock_free()
+        for slot in free:
+            slot.unlock()
+        return bool(free)
+
+    def ask_for_another(self, now: float) -> str | None:
+        """Ask for another slot if the writer keeps those that could be filled for long; never waits.
+
+        Return why there is none, if the writer answered so. To be called when a state is to be held and no slot is free.
+        """
+        # A snapshot that the writer has not begun takes the newest state: another slot would not help.
+        if not self._is_optional or self._link.is_requested or len(self._link.slots) != HELD_STATES_AUTO:
+            return None
+        if self._short_since is None:
+            self._short_since = now
+        if self._has_asked:
+            return self._link.no_more
+        if now > self._short_since + _LONG_WRITE_S:
+            self._link.reserve_more()
+            self._has_asked = True
+        return None
 
     def give_up(self) -> None:
         """Do without slots from now on."""
@@ -139,7 +164,8 @@ class MemoryTierClient:
     def next_slot(self, timeout_s: float | None = None) -> Slot:
         """Return the slot to fill next, locked; waits until slots are ready.
 
-        The slot that was filled last stays whole meanwhile. With two slots it also waits while the other is being written.
+        The slot that was filled last stays whole meanwhile. With two slots it also waits while the other is being written, or
+        until there is a third, which is given back once it is not needed.
 
         Raises:
             SnapshotError: the writer died, has no memory, or had no slot ready within *timeout_s*.
@@ -148,12 +174,26 @@ class MemoryTierClient:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._link.slots:
             self._link.receive_one(deadline, "no slot was made ready")
-        while True:
-            for slot in self._link.slots[:-1]:
-                if slot.lock():
-                    slot.clear_label()
-                    return slot
+        while not (free := self._lock_free()):
+            self.ask_for_another(time.monotonic())
             self._link.wait_a_moment(deadline, "no slot of the memory tier is free")
+        self._short_since, self._has_asked = None, False
+        for slot in free:
+            slot.clear_label()
+        *not_needed, slot = free
+        for each in not_needed:
+            self._link.give_back(each)
+        return slot
+
+    def _lock_free(self) -> list[Slot]:
+        """Lock and return a slot that can be filled; before it, a third slot that is not needed, since nothing is being written."""
+        # The slot that was filled before the last may be about to be written: it is left alone where three stay.
+        most = HELD_STATES_AUTO if self._is_optional else 1
+        free: list[Slot] = []
+        for slot in self._link.slots[:-1]:
+            if len(free) < most and slot.lock():
+                free.append(slot)
+        return free
 
     def describe(self, tensors: Sequence[TensorEntry], nbytes: int, record: SnapshotRecord | None) -> None:
         """Send how the shards that follow are laid out, and the record as it is now, if this is the first rank of its node.

@@ -57,11 +57,20 @@ class Reserve:
         nbytes: Least bytes of each slot.
         is_held: The slots are the memory tier's, whose content outlives this worker; else staging buffers.
         is_optional: Only if they take no more than half of the memory that is free, and two instead of three.
+        is_more: A slot of the memory tier beside those that the worker has, until it gives one back.
     """
 
     nbytes: int
     is_held: bool
     is_optional: bool = False
+    is_more: bool = False
+
+
+@dataclass(frozen=True)
+class GiveBack:
+    """This rank does without slot *number* of the memory tier, which has no label any more."""
+
+    number: int
 
 
 @dataclass(frozen=True)
@@ -181,11 +190,13 @@ class Slots:
         numbers: Numbers of the slots; in the memory tier the slot that was filled last comes last.
         sizes: Bytes of each.
         single: Why it is one staging buffer instead of two, if so.
+        is_more: They come beside those that the worker has.
     """
 
     numbers: tuple[int, ...]
     sizes: tuple[int, ...]
     single: str | None
+    is_more: bool = False
 
 
 @dataclass(frozen=True)
@@ -202,10 +213,12 @@ class NoSlots:
     Attributes:
         is_over_limit: `snapshots.staging_limit` does not allow it; else the machine has none.
         reason: Text for people.
+        is_more: The worker keeps those that it has.
     """
 
     is_over_limit: bool
     reason: str
+    is_more: bool = False
 
 
 @dataclass(frozen=True)
@@ -322,7 +335,19 @@ class RetentionDone:
     name: str
 
 
-ToWriter = Hello | Reserve | Stage | Describe | RequestPersist | Recall | Receive | Invalidate | Load | Unload
+ToWriter = (
+    Hello
+    | Reserve
+    | GiveBack
+    | Stage
+    | Describe
+    | RequestPersist
+    | Recall
+    | Receive
+    | Invalidate
+    | Load
+    | Unload
+)
 ToWorker = (
     Welcome
     | Refused

@@ -12,6 +12,7 @@ from elasticflow import events
 from elasticflow.errors import SnapshotError, StagingLimitError
 from elasticflow.snapshots.client import channel as channels
 from elasticflow.snapshots.client.messages import (
+    GiveBack,
     Hello,
     NoSlots,
     PersistBegun,
@@ -59,22 +60,24 @@ class StagingClient:
     Attributes:
         handlers: Called with a message, by its type; a message without a handler is ignored.
         waiting: Called every second while `receive_one` waits, for an hour at most.
-        dropping: Called before the shared memory reserved earlier is given up.
+        dropping: Called with a piece of shared memory before it is given up.
         slots: The shared memory reserved last; empty until the writer has it ready.
         single: Why this rank has one buffer instead of two, if so.
         declined: Why the writer has no memory for optional slots, if it answered so.
+        no_more: Why the writer has no memory for another slot beside them, if it answered so.
     """
 
     def __init__(self, channel: Channel[ToWriter, ToWorker]) -> None:
         self._channel = channel
         self.waiting: Callable[[], None] = lambda: None
-        self.dropping: Callable[[], None] = lambda: None
+        self.dropping: Callable[[Slot], None] = lambda _: None
         self.slots: list[Slot] = []
         self._reserved = 0
         # When `waiting` was called last.
         self._waited = 0.0
         self._is_optional = False
         self.declined: str | None = None
+        self.no_more: str | None = None
         # The buffer that `buffer` gave and `stage` did not hand over yet.
         self._filling: Slot | None = None
         # Numbers of the buffers that the writer has not released.
@@ -260,6 +263,26 @@ class StagingClient:
             self._reserved, self._is_optional = nbytes, is_optional
             self.send(Reserve(nbytes, is_held, is_optional))
 
+    def reserve_more(self) -> None:
+        """Ask for another slot of the memory tier, beside those that this rank has, and return at once.
+
+        Raises:
+            SnapshotError: the writer died.
+        """
+        self.no_more = None
+        self.send(Reserve(self._reserved, is_held=True, is_optional=True, is_more=True))
+
+    def give_back(self, slot: Slot) -> None:
+        """Do without *slot* of the memory tier, which this rank has locked, and which has no label.
+
+        Raises:
+            SnapshotError: the writer died.
+        """
+        self.dropping(slot)
+        self.slots.remove(slot)
+        self.send(GiveBack(slot.number))
+        os.close(slot.descriptor)
+
     def give_up_slots(self) -> None:
         """Forget the slots of the memory tier; the next `reserve` has the writer take them back."""
         self._drop_slots()
@@ -389,6 +412,9 @@ class StagingClient:
         self._untidied.discard(message.name)
 
     def _refuse(self, message: NoSlots) -> None:
+        if message.is_more:
+            self.no_more = message.reason
+            return
         if self._is_optional:
             self.declined = message.reason
             return
@@ -408,9 +434,8 @@ class StagingClient:
             self._requested = None
 
     def _drop_slots(self) -> None:
-        if self.slots:
-            self.dropping()
         for slot in self.slots:
+            self.dropping(slot)
             os.close(slot.descriptor)
         self.slots, self._filling = [], None
         self._writing.clear()
@@ -424,7 +449,8 @@ class StagingClient:
             return
         self.single = message.single
         # The descriptors stay open: a slot's lock is given back when its process closes the file.
-        self.slots = [
+        slots = [
             Slot(number, descriptor, size, map_memory(descriptor, size))
             for number, descriptor, size in zip(message.numbers, descriptors, message.sizes, strict=True)
         ]
+        self.slots = [*slots, *self.slots] if message.is_more else slots

@@ -28,6 +28,7 @@ from elasticflow.snapshots.client.messages import (
     TO_WORKER,
     TO_WRITER,
     Describe,
+    GiveBack,
     Hello,
     Invalidate,
     Load,
@@ -179,7 +180,7 @@ class Writer:
                 self._load_service.load(worker, message.name, is_whole=message.is_whole)
             case Unload():
                 self._load_service.leave(worker)
-            case Describe() | RequestPersist() | Recall() | Receive() | Invalidate():
+            case GiveBack() | Describe() | RequestPersist() | Recall() | Receive() | Invalidate():
                 self._memory_tier.handle(worker, message)
             case _:
                 assert_never(message)
@@ -221,18 +222,19 @@ class Writer:
         fault_injection.reach("writer.reserve")
         self._load_service.drop_ahead()
         try:
-            if message.is_held:
+            single = None
+            if message.is_more:
+                buffers = [self._memory_tier.add(worker)]
+            elif message.is_held:
                 buffers = self._memory_tier.attach(worker, message.nbytes, is_optional=message.is_optional)
-                single = None
             else:
                 self._memory_tier.switch_off(worker)
                 buffers, single = self._staging_buffers(worker, message.nbytes)
         except (LimitError, OSError) as error:
-            worker.send(NoSlots(isinstance(error, LimitError), str(error)))
+            worker.send(NoSlots(isinstance(error, LimitError), str(error), message.is_more))
         else:
-            slots = Slots(
-                tuple(buffer.number for buffer in buffers), tuple(buffer.size for buffer in buffers), single
-            )
+            numbers = tuple(buffer.number for buffer in buffers)
+            slots = Slots(numbers, tuple(buffer.size for buffer in buffers), single, message.is_more)
             worker.send(slots, tuple(buffer.descriptor for buffer in buffers))
 
     def _staging_buffers(self, worker: ConnectedRank, nbytes: int) -> tuple[list[Buffer], str | None]:

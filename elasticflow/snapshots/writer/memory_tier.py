@@ -1,7 +1,8 @@
 """The memory tier: the newest state that the ranks of this node hold in shared memory, which the writer owns.
 
 Each rank has three slots: the rank fills the first, has filled the second before, and a third may be on its way to the store.
-Where the tier is optional a rank has two, and fills none of them while the older is on its way to the store.
+Where the tier is optional a rank has two, and a third only while the older is on its way to the store, if there is memory to spare;
+else it fills none of them meanwhile.
 Ranks step together: no rank is more than one held step ahead, so all still hold the step that the slowest filled. When
 workers die, their slots stay with the writer; their successors resume from the content and then take the slots over.
 The ranks of each node hold the whole state among themselves, so that any one node has all of it. Of a snapshot on the store each node
@@ -23,6 +24,7 @@ from elasticflow.snapshots.client.messages import (
     RECEIVED,
     CommittedPosition,
     Describe,
+    GiveBack,
     Held,
     HeldSet,
     HeldShard,
@@ -159,8 +161,8 @@ class MemoryTierSlots:
         self._lock = threading.RLock()
         self._rank_slots: dict[int, RankSlots] = {}
         self._request: PersistRequest | None = None
-        # Memory that was free when the first rank of a generation asked for optional slots.
-        self._spare: tuple[int, int] | None = None
+        # Memory that was free when the first rank asked for optional slots: of a generation, or while a set is being written.
+        self._spare: tuple[tuple[int, int], int] | None = None
         # Age of the set that was last taken for writing.
         self._written = (0, 0)
         # The state that this generation or an older one holds is not to be used.
@@ -200,19 +202,40 @@ class MemoryTierSlots:
             count = HELD_STATES_AUTO if is_optional else HELD_STATES
             is_alike = old is not None and old.is_detached and old.local_world_size == local_world_size
             # A node that received its state has one slot of each rank.
-            if old is not None and is_alike and _fits(old, nbytes) and len(old.slots) == count:
+            if old is not None and is_alike and _fits(old, nbytes) and len(old.slots) >= count:
                 old.generation, old.is_detached = generation, False
                 return old
             if before is not None:
                 self.detach(before)
             self.clear()
             if is_optional:
-                self._require_spare(generation, count * nbytes * local_world_size)
+                self._require_spare((generation, 0), count * nbytes * local_world_size)
             slots = self._take(count, nbytes, local_world_size)
             rank_slots = self._rank_slots[local_rank] = RankSlots(
                 local_rank, local_world_size, generation, slots
             )
             return rank_slots
+
+    def add(self, rank_slots: RankSlots) -> Buffer:
+        """Return another slot for a rank, which it fills while a set is being written.
+
+        Raises:
+            LimitError: so many slots for each rank are more than the limit allows.
+            OSError: there is no memory to spare for another slot of each rank.
+        """
+        with self._lock:
+            size, workers = min(slot.size for slot in rank_slots.slots), rank_slots.local_world_size
+            self._require_spare(self._written, size * workers)
+            slot = self._take(1, size, workers, besides=len(rank_slots.slots))[0]
+            rank_slots.slots.append(slot)
+            return slot
+
+    def remove(self, rank_slots: RankSlots, number: int) -> None:
+        """Release the slot that a rank gives back."""
+        with self._lock:
+            slot = next(slot for slot in rank_slots.slots if slot.number == number)
+            rank_slots.slots.remove(slot)
+            self._pool.release(slot)
 
     def receive(self, message: Receive) -> list[Buffer]:
         """Return a slot for each part of a state of another node; it counts as held once the slots have their labels.
@@ -228,7 +251,7 @@ class MemoryTierSlots:
                 raise OSError(errno.EBUSY, "a worker of an older generation lives")
             count = len(message.shards)
             self._spare = None
-            self._require_spare(message.generation, sum(shard.nbytes + TAIL for shard in message.shards))
+            self._require_spare((message.generation, 0), sum(shard.nbytes + TAIL for shard in message.shards))
             # The generation that asks next measures anew.
             self._spare = None
             received = {}
@@ -249,22 +272,22 @@ class MemoryTierSlots:
             self._rank_slots = received
             return [rank_slots.slots[0] for rank_slots in received.values()]
 
-    def _take(self, count: int, nbytes: int, workers: int) -> list[Buffer]:
-        slots, _ = self._pool.take_up_to(count, nbytes, least=count, workers=workers)
+    def _take(self, count: int, nbytes: int, workers: int, besides: int = 0) -> list[Buffer]:
+        slots, _ = self._pool.take_up_to(count, nbytes, least=count, workers=workers, besides=besides)
         for slot in slots:
             slot.is_held = True
             # The buffer may have been a slot before.
             slot.clear_label()
         return slots
 
-    def _require_spare(self, generation: int, nbytes: int) -> None:
-        """Raise if *nbytes* are more than may be taken; the first rank of a generation decides for all, since it takes memory.
+    def _require_spare(self, occasion: tuple[int, int], nbytes: int) -> None:
+        """Raise if *nbytes* are more than may be taken; the first rank decides for all on each *occasion*, since it takes memory.
 
         Raises:
             OSError: they are.
         """
-        if self._spare is None or self._spare[0] != generation:
-            self._spare = generation, self._pool.available()
+        if self._spare is None or self._spare[0] != occasion:
+            self._spare = occasion, self._pool.available()
         spare = int(self._spare[1] * HELD_MOST_OF_FREE)
         if nbytes > spare:
             text = f"{nbytes >> 20} MiB are needed on this node, and at most {spare >> 20} MiB, half of the free memory, are taken"
@@ -387,7 +410,7 @@ def _labels(rank_slots: RankSlots) -> Iterator[tuple[tuple[int, int], FilledSlot
             yield label.age, FilledSlot(slot, label, layout)
 
 
-MemoryTierMessage = Describe | RequestPersist | Recall | Receive | Invalidate
+MemoryTierMessage = GiveBack | Describe | RequestPersist | Recall | Receive | Invalidate
 
 
 class MemoryTierService:
@@ -426,6 +449,8 @@ class MemoryTierService:
     def handle(self, worker: ConnectedRank, message: MemoryTierMessage) -> None:
         """Carry out the request of *worker*."""
         match message:
+            case GiveBack():
+                self._tier.remove(self._rank_slots[worker], message.number)
             case Describe():
                 if (rank_slots := self._rank_slots.get(worker)) is not None:
                     layout = HeldLayout(message.shard, worker.rank, worker.hello.world_size)
@@ -461,6 +486,10 @@ class MemoryTierService:
         )
         self._rank_slots[worker] = rank_slots
         return rank_slots.oldest_first()
+
+    def add(self, worker: ConnectedRank) -> Buffer:
+        """Return another slot for *worker*; see `MemoryTierSlots.add`."""
+        return self._tier.add(self._rank_slots[worker])
 
     def greet(self) -> None:
         """Drop the requests of older generations: a worker of the newest one is here."""

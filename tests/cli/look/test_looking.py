@@ -234,6 +234,7 @@ def test_status_as_json(ran: Callable[..., Ran], project: Path) -> None:
         "goodput",
         "grad_norm",
         "held",
+        "held_pauses",
         "job",
         "launch",
         "launch_durations",

@@ -179,7 +179,7 @@ def test_the_newest_run_teaches(project: Path, capsys: pytest.CaptureFixture[str
     } == _figures(lines)
     assert (
         "every 20 steps, at the end and when asked to leave; in s3://bucket/small the last 3 stay held in each node's "
-        "memory, as often as 2 % of the time allows, if half of the free memory has room (2 times the state): the death of a worker "
+        "memory, as often as 2 % of the time allows, if half of the free memory has room (2 times the state, 3 while a snapshot is written, if there is room): the death of a worker "
         "or a node costs the steps since then; without, or if all nodes die, those since the last snapshot"
     ) == facts["snapshots"]
     assert f"none since run {RUN}" == facts["drift"]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from elasticflow import events
 from elasticflow.protocol.snapshot_settings import AUTO
 from elasticflow.runtime.snapshot.memory_tier import MemoryTier
 from elasticflow.snapshots.client.writer_process import start_writer
@@ -73,3 +74,34 @@ def test_wall_clock_that_jumps_changes_nothing(me: Any, monkeypatch: pytest.Monk
         now += 1.0
         asked.append(tier._asks() == 1)
     assert [False] * 12 + [True] * 8 == asked
+
+
+def test_missing_slot_is_asked_for_once_and_told_once(me: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hold is due, and the writer keeps the slot: after a second one more is asked for. The writer has no memory: one event."""
+    now, told, asked = 1000.0, [], []
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(me, "event", lambda name, **fields: told.append((name, fields)))
+    slot = SimpleNamespace(lock=lambda: False)
+    link: Any = SimpleNamespace(
+        slots=[slot, slot],
+        declined=None,
+        is_requested=False,
+        reserve=lambda *_, **__: None,
+        receive_waiting=lambda: None,
+        no_more=None,
+        reserve_more=lambda: asked.append(now),
+    )
+    nothing: Any = None
+    tier = MemoryTier(me, link, nothing, nothing, nothing, AUTO)
+    tier.reserve(in_pieces.state_of({"w": torch.empty(1 << 20)}))
+    tier.is_settled = True
+    for _ in range(10):
+        now += 0.75
+        assert tier._asks() < 0
+    assert [1002.25] == asked
+    assert [] == told
+    link.no_more = "it is full"
+    for _ in range(10):
+        now += 0.75
+        assert tier._asks() < 0
+    assert [(events.HELD_PAUSES, {"reason": "it is full"})] == told

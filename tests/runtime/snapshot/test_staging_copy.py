@@ -134,11 +134,26 @@ def test_released_memory_is_unpinned() -> None:
     copier = copier_for(torch.device("cuda"), [job.optimizer])
     assert isinstance(copier, DeviceCopier)
     copier.start(job.shard, job.target, job.captured.stepped)
-    copier.release()
+    copier.release(job.target)
     view = torch.frombuffer(job.target, dtype=torch.uint8)
     cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     assert int(cudart.cudaHostRegister(view.data_ptr(), view.numel(), 1)) == 0
     cudart.cudaHostUnregister(view.data_ptr())
+
+
+def test_released_memory_is_not_looked_at_any_more() -> None:
+    """A buffer can be unmapped once the copier let go of it; the views of another stay."""
+    job = Job("cpu")
+    copier = copier_for(torch.device("cpu"), [job.optimizer])
+    memories = [mmap.mmap(-1, job.shard.nbytes) for _ in range(2)]
+    for memory in memories:
+        copier.start(job.shard, memoryview(memory), job.captured.stepped)
+        with pytest.raises(BufferError):
+            memory.close()
+    copier.release(memoryview(memories[0]))
+    memories[0].close()
+    with pytest.raises(BufferError):
+        memories[1].close()
 
 
 class Driver:
@@ -230,7 +245,8 @@ def test_a_buffer_is_pinned_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> 
         assert memory.of(target) is target
     assert len(driver.calls) == 2
     assert driver.pinned == {address_of(memoryview(buffer)) for buffer in buffers}
-    memory.release()
+    for buffer in buffers:
+        memory.release(memoryview(buffer))
     assert not driver.pinned
     # A shard whose tensors stay where they are is planned once.
     assert len(set(map(id, shards[1:]))) == (5 if include else 1)
@@ -251,7 +267,7 @@ def test_a_client_that_drops_its_buffers_has_them_unpinned() -> None:
     told: list[str] = []
     here, there = socket.socketpair()
     client = StagingClient(Channel(here, TO_WRITER, TO_WORKER))
-    client.dropping = lambda: told.append("dropping")
+    client.dropping = lambda _: told.append("dropping")
     client.reserve(10)
     assert told == []
     client.slots = [Slot(1, os.open(os.devnull, os.O_RDONLY), 10, mmap.mmap(-1, 10))]
