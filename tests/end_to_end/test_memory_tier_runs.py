@@ -264,9 +264,9 @@ def test_killed_while_it_holds_and_while_a_held_state_is_written(
 def test_killed_while_a_slow_store_writes_resumes_from_a_newer_state(
     project: Project, tiny_reference: Reference
 ) -> None:
-    """A snapshot takes 15 s to write. States are held meanwhile, and the killed worker's successor resumes from the newest."""
+    """A snapshot takes 20 s to write. States are held meanwhile, and the killed worker's successor resumes from the newest."""
     tiny_job.write_standard(project)
-    fault = "shares.mid_write=stall:15@1"
+    fault = "shares.mid_write=stall:20@1"
     environment = {"TINY_PAUSE_S": "0.1", fault_injection.VARIABLE: fault}
     running = project.run(JOB, "slow", "snapshots.every=60 steps", job="tiny", **environment)
 

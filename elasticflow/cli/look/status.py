@@ -173,11 +173,10 @@ def _rows(status: RunStatus, history: RunHistory) -> list[tuple[str, str]]:
 
 def _in_memory(status: RunStatus, history: RunHistory) -> list[tuple[str, str]]:
     if status.held is not None:
-        pauses = "" if history.held_pauses is None else "; no later step while a snapshot is being written"
-        return [
-            ("in memory", f"step {status.held}{pauses}"),
-            *[("", history.held_pauses)] * (history.held_pauses is not None),
-        ]
+        rows = [("in memory", f"step {status.held}")]
+        if history.held_pauses is not None:
+            rows.append(("", f"no later step while a snapshot is being written: {history.held_pauses}"))
+        return rows
     if status.status == "running" and history.not_held is not None:
         return [("in memory", f"nothing: {history.not_held}")]
     return []
