@@ -8,10 +8,10 @@ At an interval, or by itself (`AUTO`): a state is then held once the time since 
 fixed share of it, on every rank. A rank asks for that in the exchange of a step, by its own clock, and all hold the state
 after the step in which all have asked. Whether the node has the memory, all ranks learn together as well.
 
-Frozen weights are copied like all others, and lie in each held state. To leave them where they lie, it would have to be proved that they are
-the same: torch does not count writes through `.data`, and a sum over the bits is no proof, since it stays the same when rows of a tensor
-change places, or a third of the time when 16 numbers change their signs. A comparison of all bytes takes as long as the copy and its
-digest (250 MB on one core: 46 and 42 ms).
+Frozen weights are copied like all other tensors, and lie in each held state. A tier that leaves them out needs a proof that they have not
+changed. torch does not count writes through `.data`. A sum over the bits stays the same when rows of a tensor change places, and a
+third of the time when 16 numbers change their signs. A comparison of all bytes takes as long as the copy and its digest (250 MB on one
+core: 46 and 42 ms).
 """
 
 from __future__ import annotations
