@@ -58,8 +58,8 @@ PLACEHOLDER = re.compile(r"://|\.\.\.|[<>$]|\b[A-Z][A-Z_]+\b|--join|--follow|-f\
 """A command with one of these speaks of places that are not here (or never ends): parsed, not run."""
 
 
-def check_command(argv: list[str]) -> None:
-    """Fail unless the program is known and would take these arguments."""
+def check_command(argv: list[str], folder: Path) -> None:
+    """Fail unless the program is known and would take these arguments; *folder*: that of the page."""
     program, arguments = Path(argv[0]).name, argv[1:]
     if re.fullmatch(r"python3?", program) and arguments[:1] == ["-m"]:
         program, arguments = arguments[1], arguments[2:]
@@ -80,7 +80,9 @@ def check_command(argv: list[str]) -> None:
         assert files, f"no program in {argv}"
         # What `plan -o` writes is not here; everything else is.
         assert all(
-            (ROOT / name).exists() for name in files if Path(name).name not in {"train.py", "torchrun.sh"}
+            (ROOT / name).exists() or (folder / name).exists()
+            for name in files
+            if Path(name).name not in {"train.py", "torchrun.sh"}
         )
     elif program.startswith("examples."):
         assert (ROOT / f"{program.replace('.', '/')}.py").exists()
@@ -179,7 +181,7 @@ def test_block(block: Block, project: Path, monkeypatch: pytest.MonkeyPatch) -> 
             assert lines, "no command in it"
             for line in lines:
                 for argv in parts(line.partition(" #")[0]):
-                    check_command(argv)
+                    check_command(argv, block.page.parent)
         case "toml":
             check_toml(block, project)
         case "python":

@@ -23,8 +23,12 @@ STEPS, KILLED_AFTER = 8, 5
 SETS = {
     "contrastive": ["train.virtual_shards=4", "dataset.global_batch_size=32"],
     "dcgan": ["model.args.width=8", "dataset.global_batch_size=16"],
+    "detection": ["model.args.width=4", "dataset.global_batch_size=8", "evaluation.samples=16"],
+    "diffusion": ["model.args.width=8", "dataset.global_batch_size=16", "evaluation.samples=8"],
+    "graphs": ["model.args.width=8", "dataset.global_batch_size=16"],
     "images": ["model.args.width=8", "dataset.global_batch_size=16", "dataset.num_workers=0"],
     "gpt": ["model.args.config.args.n_layer=1", "dataset.global_batch_size=8", "evaluation.samples=16"],
+    "segmentation": ["model.args.width=4", "dataset.global_batch_size=8", "evaluation.samples=16"],
     "streaming": ["model.args.width=16", "dataset.global_batch_size=8"],
     "tabular": ["dataset.global_batch_size=16"],
 }

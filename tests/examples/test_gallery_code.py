@@ -5,21 +5,24 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 from torch.nn import functional
 
 from examples.contrastive import contrastive
 from examples.dcgan import dcgan
+from examples.detection import detection
+from examples.diffusion import diffusion
 from examples.gpt import gpt
+from examples.graphs import graphs
 from examples.images import images
 from examples.lora import lora
+from examples.segmentation import segmentation
 from examples.streaming import streaming
 from examples.tabular import tabular
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 
 def test_a_gpt_sees_nothing_of_what_follows() -> None:
@@ -146,3 +149,76 @@ def test_r2_is_the_share_of_the_variance_that_is_told() -> None:
     targets = torch.tensor([1.0, 2.0, 6.0])
     assert tabular.r2(targets, targets).item() == 1.0
     assert tabular.r2(targets.mean().expand(3), targets).item() == 0.0
+
+
+def test_masks_are_where_the_ink_is() -> None:
+    """A canvas to test on is the same each time, those to train on are not; the mask names digits on the canvas."""
+    test, train = segmentation.Canvases("test"), segmentation.Canvases("train")
+    canvas, mask = test[5]
+    assert torch.equal(canvas, test[5][0])
+    assert not torch.equal(train[5][0], train[5][0])
+    assert canvas[0][mask > 0].mean() > 0.5
+    assert canvas[0][mask == 0].mean() < 0.1
+    assert int(test.labels[5]) + 1 in mask
+    assert segmentation.UNet(width=4)(canvas[None]).shape == (1, 11, 24, 24)
+
+
+def test_iou_counts_pixels_of_all_batches() -> None:
+    """All right is 1; with one class taken for another, both are 0."""
+    mask = torch.arange(11).repeat(2, 1)[:, None]
+    scores = functional.one_hot(mask, 11).movedim(-1, 1).float()
+    metric = segmentation.MeanIoU()
+    metric.update(scores, mask)
+    assert metric.compute().item() == 1.0
+    metric = segmentation.MeanIoU()
+    for each, right in ((0, mask), (1, mask.where(mask != 3, 4))):
+        metric.update(scores[each][None], right[each][None])
+    # Of two pixels of the class 3 one is said to be 4 and is not: 1/2 for 3, 2/3 for 4.
+    assert metric.compute().item() == pytest.approx((9 + 1 / 2 + 2 / 3) / 11)
+
+
+def test_graphs_joined_say_what_each_says_alone() -> None:
+    """In one batch, in another order, and one by one: no message goes from a graph to another."""
+    torch.manual_seed(0)
+    data, model = graphs.DigitGraphs("test"), graphs.GraphNet(width=8)
+    samples = [data[index] for index in range(4)]
+    assert len({len(nodes) for nodes, _, _ in samples}) > 1
+    batch, labels = graphs.joined(samples)
+    assert batch.size == 4
+    assert labels.tolist() == data.labels[:4].tolist()
+    alone = torch.cat([model(graphs.joined([each])[0]) for each in samples])
+    torch.testing.assert_close(model(batch), alone)
+
+
+def test_boxes_that_are_there_are_found_once() -> None:
+    """The targets themselves have a precision of 1; found twice, the second is wrong; and the losses see each box."""
+    data = detection.Scenes("test")
+    images, targets = detection.ragged([data[index] for index in range(8)])
+    assert len({len(each["labels"]) for each in targets}) > 1
+    found = [{**each, "scores": torch.ones(len(each["labels"]))} for each in targets]
+    metric = detection.AveragePrecision()
+    metric.update(found, targets)
+    assert metric.compute() == 1.0
+    metric.update(
+        [{name: value.repeat_interleave(2, dim=0) for name, value in each.items()} for each in found], targets
+    )
+    assert 0.5 < metric.compute() < 1.0
+    model = detection.Detector(width=4)
+    assert detection.training_step(model, (images, targets))["loss"].isfinite()
+    boxes, truth = detection.detect(model.eval(), (images, targets))
+    assert truth is targets
+    assert [set(each) for each in boxes] == [{"boxes", "labels", "scores"}] * 8
+
+
+def test_a_model_that_knows_the_noise_draws_the_digit() -> None:
+    """With the very noise told at each step, what is drawn is the digit that is meant."""
+    torch.manual_seed(0)
+    digit, _ = diffusion.Digits("test")[0]
+    model = diffusion.Denoiser(width=4)
+
+    def noise(x: torch.Tensor, time: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        signal = model.signal[time[0] + 1]
+        return (x - signal.sqrt() * digit) / (1 - signal).sqrt()
+
+    model.forward = noise  # type: ignore[method-assign]
+    torch.testing.assert_close(model.sample(torch.zeros(2, dtype=torch.long)), digit.expand(2, 1, 8, 8))

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ROOT = Path(__file__).parents[2]
-NAMES = ["contrastive", "dcgan", "gpt", "images", "lora", "streaming", "tabular"]
+NAMES = [
+    *("contrastive", "dcgan", "detection", "diffusion", "gpt", "graphs"),
+    *("images", "lora", "segmentation", "streaming", "tabular"),
+]
 
 
 def test_help_names_every_example() -> None:

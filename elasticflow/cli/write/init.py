@@ -76,10 +76,12 @@ def command(
     \b
     elasticflow init                                   the smallest example: model, data, job
     elasticflow init --example gpt                     a whole one, in a folder of its own; there are:
-      contrastive  pairs of views (SimCLR)         images     augmentation, mixup, averaging
-      dcgan        two networks, two optimizers    lora       LoRA of a Llama (transformers, peft)
-      gpt          a character GPT on sonnets      streaming  text shards, read in order
-      tabular      regression: numbers, categories
+      contrastive   pairs of views (SimCLR)         images        augmentation, mixup, averaging
+      dcgan         two networks, two optimizers    lora          LoRA of a Llama (transformers, peft)
+      detection     boxes, ragged targets           segmentation  a U-Net, a label for each pixel
+      diffusion     DDPM, averaged weights          streaming     text shards, read in order
+      gpt           a character GPT on sonnets      tabular       regression: numbers, categories
+      graphs        graphs joined into batches
     elasticflow init model.py                          asks for what the file does not tell
     elasticflow init model.py --dataset data:faces --loss cross_entropy --set model.args.width=64 -y
     elasticflow init model.py --print

@@ -313,7 +313,7 @@ def test_an_example_overwrites_nothing(project: Path, capsys: pytest.CaptureFixt
     ("words", "expected"),
     [
         (["gtp"], 'did you mean "gpt"?'),
-        (["nonsense"], "there are: contrastive, dcgan, gpt,"),
+        (["nonsense"], "there are: contrastive, dcgan, detection, diffusion, gpt,"),
         (["gpt", "--name", "mine"], "with --example go -o, --print, --gitignore, --deep and --yes only"),
     ],
 )
