@@ -12,13 +12,14 @@ from elasticflow.jobfile.diagnostics.toml_literals import dotted
 from elasticflow.jobfile.tables.evaluation import SET_NAME, EvaluationTable, sets_beside_keys
 from elasticflow.jobfile.tables.job import NEEDED_TO_TRAIN, OF_TRAINING, Job, model_of
 from elasticflow.jobfile.tables.types import ONE_OF
-from elasticflow.jobfile.text.layers import content_of
+from elasticflow.jobfile.text.layers import content_of, value_at
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.jobfile.tables.job import ValidTables
+    from elasticflow.jobfile.text.read import TomlTable
     from elasticflow.jobfile.text.source import Source
     from elasticflow.jobfile.wording.pydantic_messages import TableProblem
 
@@ -107,8 +108,32 @@ def _read(source: Source, name: str) -> tuple[Any, list[TableProblem]]:
         from elasticflow.jobfile.wording.pydantic_messages import problem_of  # most files have no errors
 
         details = error.errors(include_url=False, include_input=False)
-        problems += _sifted([problem_of(each, name, source.raw) for each in details])
+        found = [problem_of(each, name, source.raw) for each in details]
+        problems += _sifted(found) + _behind_unknown_keys(source.raw, name, found)
     return table, problems
+
+
+def _behind_unknown_keys(raw: TomlTable, name: str, found: list[TableProblem]) -> list[TableProblem]:
+    """Return what a table's own checks say, which pydantic leaves out while a key is unknown.
+
+    They see the table with each unknown key under the name that was meant, or without it.
+    """
+    from elasticflow.jobfile.wording.pydantic_messages import problem_of
+
+    if any(each.code != codes.UNKNOWN_KEY or len(each.path) != 2 for each in found):
+        return []
+    meant = dict(raw[name])
+    for each in found:
+        value, keys = meant.pop(str(each.path[1])), each.suggestion.keys if each.suggestion else ()
+        if len(keys) == 1 and keys[0][:-1] == (name,):
+            meant.setdefault(str(keys[0][1]), value)
+    try:
+        model_of(name).model_validate(meant)
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_input=False)
+        behind = [problem_of(each, name, {**raw, name: meant}) for each in details]
+        return [each for each in behind if len(each.path) > 1 and value_at(each.path, raw) is not None]
+    return []
 
 
 def _read_sets(source: Source, own: list[str]) -> tuple[Any, list[TableProblem]]:

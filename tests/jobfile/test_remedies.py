@@ -104,8 +104,8 @@ def follow(path: Path, text: str, errors: list[Diagnostic]) -> tuple[str, list[D
 
 
 def numbers(text: str) -> set[float]:
-    """Return the numbers in a text."""
-    return {float(each) for each in re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?:e-?\d+)?", text)}
+    """Return the numbers in a text, those of a time of the clock (01:30:00) left out: its remedy has units."""
+    return {float(each) for each in re.findall(r"(?<![\w.:])\d+(?:\.\d+)?(?:e-?\d+)?(?![\d:])", text)}
 
 
 def errors_in(path: Path) -> list[Diagnostic]:

@@ -20,6 +20,7 @@ from elasticflow.jobfile.tables.notify import looked_up
 from elasticflow.jobfile.tables.types import MayRefer, SecretVariable, TextWithSecrets
 from elasticflow.jobfile.text.layers import content_of, table_at, value_at
 from elasticflow.jobfile.type_checks.annotations import DatasetValue
+from elasticflow.jobfile.wording.type_descriptions import annotation_at
 from elasticflow.system.redaction import is_secret, is_secret_variable, without_password
 
 if TYPE_CHECKING:
@@ -220,8 +221,8 @@ class References:
         return path[:2] == ("snapshots", "options") and any(is_secret(str(part)) for part in path[2:])
 
     def _refuse_here(self, path: KeyPath) -> None:
-        if path[0] not in Job.model_fields:
-            return  # an unknown table is refused as a whole
+        if annotation_at(without_set(path)[:2]) is None:
+            return  # an unknown table or key is refused as a whole
         message = f"{dotted(path)} takes no references"
         remedy = f"write the value itself ($${{ stands for ${{);\nreferences may stand in {', '.join(_keys_with_references())}"
         if path[:2] == ("kubernetes", "secrets"):

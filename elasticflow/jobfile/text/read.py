@@ -89,10 +89,10 @@ def _missing(path: Path, name: str) -> Diagnostic:
 def near_files(path: Path) -> list[str]:
     """Return the job file beside *path* whose name is most like that of *path*, if one is like it."""
     try:
-        names = [each.name for each in path.parent.iterdir() if each.suffix == ".toml"]
+        names = {each.stem: each.name for each in path.parent.iterdir() if each.suffix == ".toml"}
     except (OSError, ValueError):
         return []
-    return nearest(path.name, [name for name in names if name != "pyproject.toml"])
+    return [names[stem] for stem in nearest(path.stem, names.keys() - {"pyproject"})]
 
 
 def _printable(text: str) -> str:

@@ -214,6 +214,10 @@ def _as_table(path: KeyPath, value: object) -> str:
     if names:
         return f"write {key} = {{ {names[0]} = ... }}; it takes: {', '.join(names)}"
     kind = describe(annotation_at((*path, "NAME")))
+    if kind == "a table" and (names := keys_at((*path, "NAME"))):
+        return (
+            f"write {key} = {{ NAME = {{ {names[0]} = ... }} }}; each of its tables takes: {', '.join(names)}"
+        )
     return f"write {key} = {{ NAME = ... }}{'' if kind == 'something else' else f'; each value is {kind}'}"
 
 

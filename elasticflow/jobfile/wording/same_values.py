@@ -15,6 +15,7 @@ from elasticflow.jobfile.diagnostics.toml_literals import dotted
 from elasticflow.jobfile.type_checks.annotations import as_numbers
 from elasticflow.jobfile.wording.foreign_names import ENTRIES, SAME_VALUES, plain
 from elasticflow.jobfile.wording.type_descriptions import annotation_at, choices, keys_at, model_at
+from elasticflow.system import redaction
 from elasticflow.system.units import BYTES, COUNTS, SECONDS
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 _MOST = 200  # characters; a longer text is not a slip
 _YES, _NO = {"true", "yes", "on"}, {"false", "no", "off"}
 _AMOUNT = re.compile(r"([0-9][0-9_.]*)\s*([A-Za-z]+)")
+_CLOCK = re.compile(r"(?:(\d+)[-:])?(\d+):(\d\d):(\d\d)")  # 1-02:00:00 of Slurm, 01:02:00:00 of Lightning
 _CALL = re.compile(r"\s*\(.*\)$", re.DOTALL)
 
 
@@ -65,7 +67,7 @@ def _forms(path: KeyPath, value: object) -> Iterator[object]:
     elif isinstance(value, float) and value.is_integer():
         yield int(value)
     elif isinstance(value, dt.date | dt.time):
-        yield str(value)
+        yield from _forms_of_text(path, str(value))
     if value in (0, 1) and not isinstance(value, bool):
         yield value == 1
     if isinstance(value, str | bool | int | float):
@@ -77,8 +79,16 @@ def _forms(path: KeyPath, value: object) -> Iterator[object]:
         yield words
     if isinstance(value, list):
         yield from value if len(value) == 1 else ()
+        yield from _table_of_pairs(value)
     else:
         yield as_list(path, value)
+
+
+def _table_of_pairs(pairs: list[object]) -> Iterator[dict[str, object]]:
+    """Yield the table that is meant by a list of `"NAME=value"`, as Compose has it, if no value may be a secret."""
+    parts = [each.partition("=") if isinstance(each, str) else ("", "", "") for each in pairs]
+    if parts and all(equals and not redaction.is_secret(name) for name, equals, _ in parts):
+        yield {name.strip(): value for name, _, value in parts}
 
 
 _COMMANDS = {("script", "args"), ("notify", "command"), ("kubernetes", "pre_stop")}
@@ -107,6 +117,12 @@ def as_list(path: KeyPath, value: object) -> list[object] | None:
 def _forms_of_text(path: KeyPath, text: str) -> Iterator[object]:
     yield text
     yield from as_numbers(text)
+    if clock := _CLOCK.fullmatch(text):
+        seconds = sum(
+            int(part or 0) * unit for part, unit in zip(clock.groups(), (86400, 3600, 60, 1), strict=True)
+        )
+        unit, size = next(each for each in (("h", 3600), ("min", 60), ("s", 1)) if seconds % each[1] == 0)
+        yield f"{seconds // size} {unit}"
     if text.lower() in _YES | _NO:
         yield text.lower() in _YES
     yield text.lower()

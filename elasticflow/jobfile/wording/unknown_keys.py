@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,7 +22,7 @@ from elasticflow.jobfile.wording.foreign_names import (
     plain,
 )
 from elasticflow.jobfile.wording.same_values import accepts, same_value
-from elasticflow.jobfile.wording.type_descriptions import annotation_at, describe, keys_at
+from elasticflow.jobfile.wording.type_descriptions import annotation_at, describe, keys_at, model_at
 from elasticflow.system import redaction
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.diagnostics.positions import KeyPath
     from elasticflow.jobfile.text.source import Source
 
+# Tables whose keys have the words of other programs: a port or a timeout elsewhere means something else.
+_OF_OTHER_PROGRAMS = {"kubernetes", "notify", "ray", "script", "slurm"}
 _SURE = 0.8  # least likeness of a slip to the intended key, where another meaning is possible
 _LONGEST = 80
 
@@ -120,7 +123,7 @@ class KeySuggestion(NamedTuple):
             return (
                 f"did you mean [{name}]?{' It is given already: move these keys there' if is_given else ''}"
             )
-        return f"this is a table here: [{name}] takes {', '.join(keys_at((name,)))}"
+        return f"this is a table here: [{name}] takes {', '.join(keys_at((name,))) or 'NAME = ... for each name'}"
 
     def _line(self, key: KeyPath, around: KeyPath, source: Source) -> str:
         """Return the line to write, in the innermost table that the file has."""
@@ -203,10 +206,24 @@ def _suggestion(path: KeyPath, value: object) -> KeySuggestion:
         return _in_matrix(path, value)
     if (foreign := _foreign(path, value, names)) is not None:
         return foreign
-    if homes := _homes(name, around, value):
+    homes = _homes(name, around, value)
+    if len(homes) == 1 and homes[0][0] in _OF_OTHER_PROGRAMS:
+        (home,) = homes
+        return KeySuggestion(
+            (), note=f"{_listed(around, names)}; {dotted(home)} is another thing: {_described(home)}"
+        )
+    if homes:
         return KeySuggestion(homes, _value(homes[0], name, value) if len(homes) == 1 else "")
     if near := nearest(name, names):
         return KeySuggestion(((*around, near[0]),), is_slip=True)
+    table = _table_of(around)
+    if (
+        around
+        and isinstance(value, dict)
+        and value
+        and all(each in names or meaning_in(table, each) for each in value)
+    ):
+        return KeySuggestion((), note=f"write its keys in [{dotted(around)}] itself")
     listed = _listed(around, names)
     if (
         {"entry", "args"} <= {*names}
@@ -244,7 +261,9 @@ def _meant(meaning: Meaning, path: KeyPath, value: object) -> KeySuggestion:
         shown = "..." if isinstance(value, dict | list) or _is_hidden(name, value) else to_toml(value)
         return KeySuggestion((), note=meaning.note.replace("{}", shown))
     key: KeyPath = tuple(meaning.key.split("."))
-    if around and meaning.key.startswith(f"{_table_of(around)}."):
+    if len(key) == 1 and key[0] in keys_at(around):  # as kubernetes.env
+        key = (*around, *key)
+    elif around and meaning.key.startswith(f"{_table_of(around)}."):
         key = (*around, *key[_table_of(around).count(".") + 1 :])
     elif "args" in keys_at(around) and key[:1] == around[:1] and key[1:-1] == ("args",):
         key = (*around, *key[1:])  # of these parameters, not of all
@@ -299,6 +318,13 @@ def _homes(name: str, around: KeyPath, value: object) -> tuple[KeyPath, ...]:
         return ((*home, name),)
     homes = [(table, name) for table in Job.model_fields if name in keys_at((table,))]
     return tuple(home for home in homes if len(homes) > 1 or accepts(home, value))
+
+
+def _described(key: KeyPath) -> str:
+    """Return the first sentence of a key's description, to stand within a sentence."""
+    model = model_at(key[:-1])
+    words = (model and model.model_fields[str(key[-1])].description) or ""
+    return re.split(r"[.;] |\.$", words[:1].lower() + words[1:])[0]
 
 
 def _in_matrix(path: KeyPath, value: object) -> KeySuggestion:

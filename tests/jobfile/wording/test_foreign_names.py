@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 READ = json.loads((Path(__file__).parents[1] / "tools" / "names.json").read_text("utf-8"))
 KEYS = [".".join(key) for table in Job.model_fields for key in ((table, each) for each in keys_at((table,)))]
 KEYS += [f"snapshots.keep.{each}" for each in keys_at(("snapshots", "keep"))]
+KEYS += [f"kubernetes.resources.{each}" for each in keys_at(("kubernetes", "resources"))]
 # Variables that NCCL and Gloo read, which are not Python.
 OF_LIBRARIES = {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_DEBUG"}
 JOB = {

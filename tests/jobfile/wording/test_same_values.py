@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import importlib
 from typing import TYPE_CHECKING
 
@@ -53,6 +54,15 @@ SAME: list[tuple[str, object, object]] = [
     ("optimizer.entry", "optim.SGD", "torch.optim:SGD"),
     ("lr_scheduler.entry", "cosine", "torch.optim.lr_scheduler:CosineAnnealingLR"),
     ("lr_scheduler.entry", "cosine_with_warmup", "elasticflow.schedules:warmup_cosine"),
+    ("snapshots.grace", "00:01:00", "1 min"),
+    ("slurm.time", "1-02:00:00", "26 h"),
+    ("slurm.time", dt.time(4, 30), "270 min"),
+    ("train.time_limit", "00:12:00:00", "12 h"),
+    ("parallel.shard", "FULL_SHARD", "all"),
+    ("parallel.shard", "HYBRID_SHARD", "node"),
+    ("kubernetes.env", ["MODE=offline", "LEVEL=a=b"], {"MODE": "offline", "LEVEL": "a=b"}),
+    ("kubernetes.env", ["MODE=offline", "API_KEY=secret"], None),
+    ("kubernetes.env", ["MODE"], None),
     ("job.name", 7, "7"),
     ("job.path", "src", ["src"]),
     ("logging.level", "WARN", "warning"),
@@ -65,7 +75,7 @@ OPEN: list[tuple[str, object]] = [
     ("snapshots.every", "10 m"),
     ("snapshots.every", "5k steps"),
     ("snapshots.every", {"steps": 500}),
-    ("snapshots.grace", "00:01:00"),
+    ("snapshots.grace", "01:30"),
     ("snapshots.keep", 3),
     ("evaluation.best", "accuracy"),
     ("evaluation.metrics", ["shop:accuracy"]),
