@@ -227,8 +227,14 @@ def _variables(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
 
 
 def _device(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
-    """Yield a worker for each GPU, where all are to train on the CPU."""
-    nodes = tables.get("nodes")
+    """Yield a worker for each GPU, where all are to train on the CPU, and what torch has for CUDA alone."""
+    nodes, ddp = tables.get("nodes"), tables.get("ddp")
+    if nodes is not None and ddp is not None and ddp.sync_batchnorm and nodes.device not in {"auto", "cuda"}:
+        message = f"ddp.sync_batchnorm needs CUDA, and nodes.device is {show(nodes.device)}"
+        remedy = (
+            'leave it out; with train.consistency = "exact" running statistics are the mean over all shards'
+        )
+        yield source.problem(codes.EXCLUSIVE, message, ("ddp", "sync_batchnorm"), remedy=remedy)
     if nodes is not None and nodes.nproc_per_node == "gpu" and nodes.device == "cpu":
         message = 'nodes.nproc_per_node = "gpu" and nodes.device = "cpu" exclude each other'
         remedy = (

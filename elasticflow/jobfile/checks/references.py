@@ -234,7 +234,8 @@ class References:
             message, remedy = "${matrix.case} is known in the cases of a [matrix] only", "use ${job.name}"
         else:
             message = f"{dotted(path)}: there is no {show('${' + inside + '}')[1:-1]}"
-            near = nearest(inside, _FACTS)
+            near = [f"env:{name}" for name in re.findall(r"(?i)\benv[.:]([a-z_][a-z0-9_]*)$", inside)]
+            near += nearest(inside, _FACTS)
             near += [f"env:{inside}"] if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", inside) else []
             remedy = f"there are {_FORMS};\n$${{ stands for ${{ itself"
             remedy = f"did you mean ${{{near[0]}}}?\n{remedy}" if near else remedy

@@ -10,7 +10,7 @@ from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
 from elasticflow.jobfile.entry_points.calls import takes_optimizer_later, takes_optimizers
 from elasticflow.jobfile.entry_points.free_tables import not_passable
 from elasticflow.jobfile.entry_points.own_steps import check_own_step
-from elasticflow.jobfile.text.layers import table_at
+from elasticflow.jobfile.text.layers import table_at, value_at
 from elasticflow.jobfile.type_checks.annotations import ObjectTable
 from elasticflow.jobfile.type_checks.misfits import Misfit, misfits
 from elasticflow.python_source.bindings import origin
@@ -79,10 +79,12 @@ class ArgumentCheck:
         ]
         twice = [Misfit("twice", name) for name in self._entry.call.named if name in arguments]
         arguments = {**arguments, **dict.fromkeys(self._entry.call.named, 0)}
+        found = [*twice, *misfits(self._signature, given, arguments)]
+        misspelt = {each.near for each in found if each.kind == "unknown"}
         return beside + [
             self._misfit(each, arguments)
-            for each in [*twice, *misfits(self._signature, given, arguments)]
-            if not (each.kind == "missing" and self._entry.call.is_partial)
+            for each in found
+            if not (each.kind == "missing" and (self._entry.call.is_partial or each.name in misspelt))
             if each.kind != "type" or not_passable(arguments[each.name]) is None  # else said already
             if each.kind != "unknown" or each.name.isidentifier()  # else said already
         ]
@@ -165,7 +167,9 @@ class ArgumentCheck:
                 return f"{add}; or, if it is itself what is called with samples: partial = true"
             if call.is_argument or call.is_metric or call.path[:2] == ("dataset", "mix"):
                 return add
-            return f"add to [{self._entry.call.path[0]}]: args = {{ {name} = ... }}"
+            table = f"[{call.args[0]}]" if len(call.args) == 2 else dotted(call.args[:-1])
+            is_given = value_at(call.args, self._entry.source.raw) is not None
+            return add if is_given else f"add to {table}: args = {{ {name} = ... }}"
         if name == "batch_idx" and call.path == ("model", "step"):
             return (
                 'that is Lightning\'s training_step: step = "elasticflow.lightning:training_step" calls it and logs what '

@@ -274,6 +274,10 @@ class _EntryPointCheck:
             words = resolved.words
         else:
             remedy = f'{remedy} in it: "{resolved.name}:..."'
+            from elasticflow.jobfile.wording.foreign_names import ENTRIES, plain
+
+            if (same := ENTRIES.get(dotted(self.call.path), {}).get(plain(self.attribute))) is not None:
+                remedy = f'did you mean "{same}"?'
         message = f"{self.call.text} cannot be called: it is {words}"
         return self._entry.problem(codes.NOT_CALLABLE, message, remedy)
 

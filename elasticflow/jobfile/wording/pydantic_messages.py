@@ -230,7 +230,7 @@ def _brackets(path: KeyPath, value: object, expected: str) -> str | None:
         pairs = "" if keys_at(path) else ", and below it NAME = ... on a line for each"
         return f"write {one}, not {several}{pairs}"
     if isinstance(value, dict) and expected == "a list (a table, ...)":
-        return f"write {several}, not {one}: there may be several"
+        return f"write {several}, not {one}: there may be several; in braces: {path[-1]} = [{{ ... }}]"
     return None
 
 

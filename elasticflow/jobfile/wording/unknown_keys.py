@@ -244,6 +244,9 @@ def _foreign(path: KeyPath, value: object, names: Sequence[str]) -> KeySuggestio
         return KeySuggestion(((*around, local),), _value((*around, local), name, value))
     if (meaning := meaning_of(name)) is not None:
         return _meant(meaning, path, value)
+    stem = name.rpartition("_")[0]
+    if stem in names and name in {f"{stem}_{each}" for each in ("args", "kwargs", "params")}:
+        return KeySuggestion((), note=_arguments_of((*around, stem), value))
     option = f"--{name.replace('_', '-')}={value if isinstance(value, str) else to_toml(value)}"
     if around == ("slurm",) and isinstance(value, str | int) and why_refused(option) is None:
         return KeySuggestion((), note=f"it is an option of sbatch: extra = [{to_toml(option)}]")
@@ -318,6 +321,14 @@ def _homes(name: str, around: KeyPath, value: object) -> tuple[KeyPath, ...]:
         return ((*home, name),)
     homes = [(table, name) for table in Job.model_fields if name in keys_at((table,))]
     return tuple(home for home in homes if len(homes) > 1 or accepts(home, value))
+
+
+def _arguments_of(key: KeyPath, arguments: object) -> str:
+    """Return the help for arguments that stand beside the key of the entry that takes them."""
+    if "args" not in keys_at(key):
+        return f"{dotted(key)} takes no arguments: name a function of yours that calls it with them"
+    shown = "..." if _is_hidden(str(key[-1]), arguments) else to_toml(arguments)
+    return f'write {key[-1]} = {{ entry = "module:name", args = {shown} }}'
 
 
 def _described(key: KeyPath) -> str:

@@ -107,7 +107,7 @@ def is_worth_telling(name: str, length: int, seen: list[float]) -> bool:
 OURS = [
     ("warmup_stable_decay", 'warmup = 1, total = 12, decay = 3, shape = "cosin"', ["EF205"]),
     ("warmup_stable_decay", "warmup = 1, total = 12", ["EF204"]),
-    ("warmup_cosine", "warmup = 1, totl = 12", ["EF204", "EF204"]),
+    ("warmup_cosine", "warmup = 1, totl = 12", ["EF204"]),
     ("warmup_cosine", "warmup = 1, total = 12, final = 0.1", []),
     ("warmup_cosin", "warmup = 1, total = 12", ["EF202"]),
 ]
