@@ -16,9 +16,9 @@ from torch.utils.data import Dataset
 
 FOLDER = Path(__file__).parent
 SIDE, STRIDE, CLASSES = 32, 4, 10
-Target = dict[
-    str, Tensor
-]  # boxes (N, 4): left, top, right, bottom in pixels; labels (N); of what is found scores (N), too
+GRID = SIDE // STRIDE
+# boxes (N, 4): left, top, right, bottom in pixels; labels (N); of boxes that were found scores (N), too
+Target = dict[str, Tensor]
 Batch = tuple[Tensor, list[Target]]
 
 
@@ -35,46 +35,39 @@ class Detector(nn.Module):
             *(nn.Conv2d(4 * width, 4 * width, 3, padding=1), nn.ReLU()),
         )
         self.head = nn.Conv2d(4 * width, 1 + CLASSES + 4, 1)
-        cells = STRIDE * (torch.arange(SIDE // STRIDE) + 0.5)
+        cells = STRIDE * (torch.arange(GRID) + 0.5)
         self.register_buffer("centres", torch.cartesian_prod(cells, cells).flip(1), persistent=False)
 
     def forward(
         self, images: Tensor, targets: list[Target] | None = None
     ) -> dict[str, Tensor] | list[Target]:
-        """Return losses in training, and in evaluation mode what is found in each image (B, 1, H, W)."""
+        """Return losses in training, and in evaluation mode what is found in each image (B, 1, 32, 32)."""
         maps = self.head(self.features(images)).flatten(2).transpose(1, 2)  # (B, G, 15)
         found, classes, edges = maps.split((1, CLASSES, 4), dim=2)
-        found, edges = found[..., 0], STRIDE * F.softplus(edges)
+        edges = STRIDE * F.softplus(edges)
+        boxes = torch.cat((self.centres - edges[..., :2], self.centres + edges[..., 2:]), dim=2)
         if self.training:
-            return self.losses(found, classes, edges, targets or [])
-        corners = torch.cat((self.centres - edges[..., :2], self.centres + edges[..., 2:]), dim=2)
-        return [best_of(*each) for each in zip(found.sigmoid(), classes, corners, strict=True)]
-
-    def losses(
-        self, found: Tensor, classes: Tensor, edges: Tensor, targets: list[Target]
-    ) -> dict[str, Tensor]:
-        """Return the mean losses of the images: of where digits are, of which they are, and of their boxes."""
-        image = torch.cat([torch.full_like(each["labels"], i) for i, each in enumerate(targets)])
-        boxes, labels = (torch.cat([each[name] for each in targets]) for name in ("boxes", "labels"))
-        column, row = ((boxes[:, :2] + boxes[:, 2:]) / 2 / STRIDE).long().unbind(dim=1)
-        cell = row * (SIDE // STRIDE) + column  # of each box's centre
-        there = torch.zeros_like(found).index_put((image, cell), found.new_ones(()))
-        centres = self.centres[cell]
-        truth = torch.cat((centres - boxes[:, :2], boxes[:, 2:] - centres), dim=1)
-        return {
-            "where": F.binary_cross_entropy_with_logits(found, there, reduction="sum") / len(targets),
-            "which": F.cross_entropy(classes[image, cell], labels, reduction="sum") / len(targets),
-            "box": 0.2 * F.l1_loss(edges[image, cell], truth, reduction="sum") / len(targets),
-        }
+            return losses(found[..., 0], classes, boxes, targets or [])
+        scores = found.sigmoid().view(-1, 1, GRID, GRID)
+        peaks = (scores == F.max_pool2d(scores, 3, 1, 1)) & (scores > 0.05)  # better than all cells around
+        each = zip(peaks.flatten(1), boxes, classes.argmax(dim=2), scores.flatten(1), strict=True)
+        return [
+            {"boxes": box[at], "labels": label[at], "scores": score[at]} for at, box, label, score in each
+        ]
 
 
-def best_of(scores: Tensor, classes: Tensor, boxes: Tensor, overlap: float = 0.5) -> Target:
-    """Return the boxes of one image with a score of at least 0.05, without those that overlap a better one."""
-    kept: list[int] = []
-    for i in scores.argsort(descending=True)[: int((scores >= 0.05).sum())].tolist():
-        if not kept or iou(boxes[i][None], boxes[kept]).max() < overlap:
-            kept.append(i)
-    return {"boxes": boxes[kept], "labels": classes[kept].argmax(dim=1), "scores": scores[kept]}
+def losses(found: Tensor, classes: Tensor, boxes: Tensor, targets: list[Target]) -> dict[str, Tensor]:
+    """Return the losses of where digits are, of which they are, and of their boxes: sums over an image, means over images."""
+    image = torch.cat([torch.full_like(each["labels"], i) for i, each in enumerate(targets)])
+    truth, labels = (torch.cat([each[name] for each in targets]) for name in ("boxes", "labels"))
+    column, row = ((truth[:, :2] + truth[:, 2:]) / 2 / STRIDE).long().unbind(dim=1)
+    at = image, row * GRID + column  # the cell of each box's centre
+    there = torch.zeros_like(found).index_put(at, found.new_ones(()))
+    return {
+        "where": F.binary_cross_entropy_with_logits(found, there, reduction="sum") / len(targets),
+        "which": F.cross_entropy(classes[at], labels, reduction="sum") / len(targets),
+        "box": 0.2 * F.l1_loss(boxes[at], truth, reduction="sum") / len(targets),
+    }
 
 
 def iou(one: Tensor, other: Tensor) -> Tensor:
@@ -146,8 +139,9 @@ class AveragePrecision:
         """Match what was found, best first, with what is there."""
         for one, target in zip(found, targets, strict=True):
             fits = iou(one["boxes"], target["boxes"]) * (one["labels"][:, None] == target["labels"])
-            for score, fit in zip(one["scores"], fits, strict=True):
-                self.hits.append((float(score), bool(fit.max() >= 0.5)))
+            for best in one["scores"].argsort(descending=True):
+                fit = fits[best]
+                self.hits.append((float(one["scores"][best]), bool(fit.max() >= 0.5)))
                 fits[:, fit.argmax()] *= fit.max() < 0.5  # each is found once
             self.there += len(target["labels"])
 

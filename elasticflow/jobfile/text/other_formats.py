@@ -22,6 +22,9 @@ def other_format(text: str) -> tuple[str, str] | None:
     if sum(1 for each in lines if _PYTHON.match(each)) > 1:
         remedy = "name the job file that trains with it: `elasticflow init FILE.py` writes one"
         return "this is Python, and a job file is TOML", remedy
+    if text.startswith("#!"):
+        remedy = "a job file says what is trained: `elasticflow init` writes one; `elasticflow submit slurm JOB` the script of Slurm"
+        return "this is a script, and a job file is TOML", remedy
     if 2 * sum(1 for each in lines if _YAML.match(each)) > len(lines):
         return "this is YAML, and a job file is TOML", _INIT
     return None

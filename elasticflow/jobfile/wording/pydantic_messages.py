@@ -212,7 +212,8 @@ def _as_table(path: KeyPath, value: object) -> str:
     if len(path) == 1:
         return f"write [{key}] on a line of its own, its keys below"
     if names:
-        return f"write {key} = {{ {names[0]} = ... }}; it takes: {', '.join(names)}"
+        written = "" if isinstance(key, int) else f"{key} = "
+        return f"write {written}{{ {names[0]} = ... }}; it takes: {', '.join(names)}"
     kind = describe(annotation_at((*path, "NAME")))
     if kind == "a table" and (names := keys_at((*path, "NAME"))):
         return (

@@ -123,6 +123,8 @@ def _forms_of_text(path: KeyPath, text: str) -> Iterator[object]:
         )
         unit, size = next(each for each in (("h", 3600), ("min", 60), ("s", 1)) if seconds % each[1] == 0)
         yield f"{seconds // size} {unit}"
+    if path[0] == "kubernetes" and re.fullmatch(r"\d{1,9}m", text):  # its thousandths of a core
+        yield int(text[:-1]) / 1000
     if text.lower() in _YES | _NO:
         yield text.lower() in _YES
     yield text.lower()

@@ -63,6 +63,7 @@ SAME: list[tuple[str, object, object]] = [
     ("kubernetes.env", ["MODE=offline", "LEVEL=a=b"], {"MODE": "offline", "LEVEL": "a=b"}),
     ("kubernetes.env", ["MODE=offline", "API_KEY=secret"], None),
     ("kubernetes.env", ["MODE"], None),
+    ("kubernetes.resources.cpu", "500m", 0.5),
     ("job.name", 7, "7"),
     ("job.path", "src", ["src"]),
     ("logging.level", "WARN", "warning"),
