@@ -25,6 +25,8 @@ Batch = tuple[Tensor, list[Target]]
 class Detector(nn.Module):
     """Tells for each cell of a grid if a digit's centre is in it, which digit, and how far its edges are (as FCOS does)."""
 
+    centres: Tensor  # (G, 2) of the cells
+
     def __init__(self, width: int = 24) -> None:
         super().__init__()
         self.features = nn.Sequential(
@@ -92,7 +94,8 @@ class Scenes(Dataset[tuple[Tensor, Target]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Target]:
         random = torch.Generator().manual_seed(index) if self.fixed else None
-        canvas, boxes, labels = torch.zeros(SIDE, SIDE), torch.zeros(0, 4), []
+        canvas, boxes = torch.zeros(SIDE, SIDE), torch.zeros(0, 4)
+        labels: list[Tensor] = []
         for digit in (index, *torch.randint(len(self), (3,), generator=random).tolist()):
             size = int(torch.randint(8, 15, (), generator=random))
             left, top = torch.randint(SIDE - size + 1, (2,), generator=random).tolist()

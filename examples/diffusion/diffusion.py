@@ -36,6 +36,8 @@ class Block(nn.Module):
 class Denoiser(nn.Module):
     """Tells the noise in images, given how far they are on their way to noise and their labels."""
 
+    signal: Tensor  # (STEPS + 1)
+
     def __init__(self, width: int = 32, depth: int = 4) -> None:
         super().__init__()
         self.time, self.label = nn.Embedding(STEPS, width), nn.Embedding(10, width)
@@ -68,7 +70,7 @@ class Denoiser(nn.Module):
         return x
 
 
-def denoising_step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+def denoising_step(model: Denoiser, batch: tuple[Tensor, Tensor]) -> Tensor:
     """Return the squared error of the noise that the model sees in digits, each at a time of its own."""
     images, labels = batch
     time, noise = torch.randint(STEPS, (len(images),), device=images.device), torch.randn_like(images)
@@ -97,7 +99,7 @@ def _read(name: str, header: int) -> Tensor:
     ]
 
 
-def legible(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+def legible(model: Denoiser, batch: tuple[Tensor, Tensor]) -> Tensor:
     """Return the share of new digits whose nearest neighbour among real ones has the label that was asked for."""
     real, (_, labels) = Digits("train"), batch
     nearest = torch.cdist(model.sample(labels).flatten(1).cpu(), real.images.flatten(1)).argmin(dim=1)
