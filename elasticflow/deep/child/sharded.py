@@ -14,6 +14,7 @@ import torch.distributed as dist
 from elasticflow.deep.child.run import DeepRun
 from elasticflow.deep.child.state import build
 from elasticflow.runtime.process import random_streams
+from elasticflow.runtime.process.torch_private import HashStore
 from elasticflow.runtime.training.shard_model import blocks_of, fully_shard_blocks
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def try_out(report: Report, code: EntryPoint, sharding: Sharding, batch: Any) ->
         BrokenError: a step raised; the problem was reported.
     """
     if not dist.is_initialized():
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     random_streams.seed_all(code.seed)
     group = dist.new_group([0])
 
