@@ -89,7 +89,7 @@ def test_gang_loses_its_first_node_where_jobs_make_their_own_environment(
             stories.lose_node(login, job, "n1")
             figures = stories.finish(login, job, tiny_reference)
             assert 2 == figures["launch"]
-            assert figures["durations"]["down"] > 0
+            assert figures["durations"]["outage"] > 0
             assert "0" == made.field(job.number, "Restarts")
             lines = stories.output(login, job).splitlines()
             assert {"n1", "n2", "n3"} <= {line.partition(" | ")[0] for line in lines}

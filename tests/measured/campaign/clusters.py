@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tests.end_to_end.tiny_job import Reference
 
 TABLE = Path(__file__).with_suffix(".md")
-_HEADING = "## A real Slurm\n"  # to the end of the table's file
+_HEADING = "## A site's Slurm\n"  # to the end of the table's file
 Figures = dict[str, Any]
 Story = Callable[["Login", "Reference"], Figures]
 
@@ -183,7 +183,7 @@ def leading_node_lost(login: Login, reference: Reference) -> Figures:
     stories.lose_node(login, job, "n1")
     figures = stories.finish(login, job, reference)
     assert figures["launch"] == 2
-    assert figures["durations"]["down"] > 1, "the outage is not counted"
+    assert figures["durations"]["outage"] > 1, "the outage is not counted"
     return figures
 
 
@@ -285,7 +285,7 @@ losses and tensors of an undisturbed one, bit for bit.
 
 Launches: how often the run was started. Generations: worker groups. Seconds are those of the whole story, the making of the cluster
 and its end counted; a job that is queued again is started at once by the test, not after the two minutes that Slurm takes. Parts: where
-the run's own time went, in seconds; down: from the last sign of life of a lost leader to the next launch.
+the run's own time went, in seconds; outage: from the last sign of life of a lost leader to the next launch.
 
 | story | what | accounting | launches | generations | seconds | parts |
 |---|---|---|---|---|---|---|
