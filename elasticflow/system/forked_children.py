@@ -93,7 +93,7 @@ def own_sockets() -> Iterator[None]:
     """Have children lose the sockets that are opened inside this block: libraries do not tell which they open."""
     before = _sockets()
     yield
-    own(*(_sockets() - before))
+    _parent.descriptors.update(_sockets().items() - before.items())
 
 
 def call_in_children(action: Callable[[], None]) -> None:
@@ -111,13 +111,15 @@ def end_children() -> None:
             child.terminate()
 
 
-def _sockets() -> set[int]:
-    found = set()
+def _sockets() -> dict[int, tuple[int, int]]:
+    """Return device and inode of each open socket by its descriptor; other threads may open and close sockets meanwhile."""
+    found = {}
     with suppress(OSError):
         for name in os.listdir("/dev/fd"):  # noqa: PTH208  # numbers, not paths
             with suppress(OSError):
-                if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                    found.add(int(name))
+                status = os.fstat(int(name))
+                if stat.S_ISSOCK(status.st_mode):
+                    found[int(name)] = (status.st_dev, status.st_ino)
     return found
 
 

@@ -107,6 +107,41 @@ def test_connection_of_the_parent_is_cut_in_a_child_alone() -> None:
     assert said(code) == "from the parent\n"
 
 
+def test_sockets_may_come_and_go_while_they_are_listed() -> None:
+    """Threads of libraries open and close connections of their own; a number that is given again is another socket."""
+    code = """
+    import stat
+
+    def churn():
+        while not done.is_set():
+            with socket.socket(), socket.socket():
+                pass
+
+    done = threading.Event()
+    sys.setswitchinterval(1e-6)
+    threads = [threading.Thread(target=churn, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(2000):
+        with forked_children.own_sockets():
+            pass
+    done.set()
+    for thread in threads:
+        thread.join()
+
+    old = socket.socket()
+    number = old.fileno()
+    with forked_children.own_sockets():
+        old.close()
+        new = socket.socket()
+    assert number == new.fileno()
+    child = context.Process(target=lambda: print(stat.S_ISSOCK(os.fstat(number).st_mode), flush=True))
+    child.start()
+    child.join()
+    """
+    assert said(code) == "False\n"
+
+
 def test_child_ends_with_its_parent_and_its_own_children_do_not() -> None:
     """Also where the parent is killed; a grandchild has none of the parent's rules."""
     code = """

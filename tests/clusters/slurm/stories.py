@@ -181,9 +181,14 @@ def kill_worker(job: SlurmJob, rank: int) -> None:
 
 def lose_node(login: Login, job: SlurmJob, node: str) -> None:
     """Kill all that runs on a node, its daemon first, as a power cut does; and Slurm finds it DOWN."""
-    daemon = int((login.cluster.folder / f"slurmd.{node}.pid").read_text())
-    lost = [process for process in psutil.process_iter() if _is_on(process, job, node)]
-    for process in [psutil.Process(daemon), *lost]:
+    daemon = psutil.Process(int((login.cluster.folder / f"slurmd.{node}.pid").read_text()))
+    lost = [daemon, *(process for process in psutil.process_iter() if _is_on(process, job, node))]
+    # All at once, as without power: srun has a process that ends the step on all nodes once srun is gone. Children first: the
+    # kernel continues stopped processes that lose their parent.
+    for process in lost:
+        with suppress(psutil.NoSuchProcess):
+            process.suspend()
+    for process in reversed(lost):
         with suppress(psutil.NoSuchProcess):
             process.kill()
     login.cluster.call("scontrol", "update", f"nodename={node}", "state=DOWN", "reason=test")
