@@ -175,8 +175,9 @@ def workers(job: SlurmJob) -> list[dict[str, Any]]:
 
 
 def kill_worker(job: SlurmJob, rank: int) -> None:
-    """Kill one worker, as an OOM killer does."""
-    os.kill(next(each["pid"] for each in workers(job) if each["rank"] == rank), signal.SIGKILL)
+    """Kill one worker, as an OOM killer does, once there are so many: a group may begin with fewer nodes."""
+    pids = wait(f"rank {rank}", lambda: [each["pid"] for each in workers(job) if each["rank"] == rank])
+    os.kill(pids[0], signal.SIGKILL)
 
 
 def lose_node(login: Login, job: SlurmJob, node: str) -> None:

@@ -261,7 +261,7 @@ def main(names: list[str]) -> int:
                     project_at(place / "project") as project,
                 ):
                     figures = story(Login(made, project, hands_on=False), reference)
-            except AssertionError as error:
+            except (AssertionError, subprocess.SubprocessError) as error:
                 failed.append(name)
                 print(f"{name}: FAILED: {error}", flush=True)
                 continue
