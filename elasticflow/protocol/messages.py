@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from elasticflow.events import EventRecord  # noqa: TC001  # the codec reads the fields' types
 from elasticflow.protocol.device_usage import DeviceUsage  # noqa: TC001  # as above
 from elasticflow.protocol.json_codec import MessageCodec
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 # Files in which a rank waits for others, or for the store that it shares with them.
 _WAITS = re.compile(
@@ -326,13 +329,24 @@ class WorkerLingered:
     stacks: str
 
 
+LINGER = "linger"
+"""Phase of an activity: some ranks, or nodes, have ended well, and others are waited for."""
+_MOST_NAMED = 4
+
+
+def _listed(what: str, names: Collection[object]) -> str:
+    shown = ", ".join(map(str, list(names)[:_MOST_NAMED]))
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return f"{what}{'s' if len(names) > 1 else ''} {shown}{more}"
+
+
 @dataclass(frozen=True)
 class Activity:
     """A node's present activity, once it has lasted for longer than a moment; an empty phase says that it is over.
 
     Attributes:
-        phase: `import` before it has workers, then that of the worker for which its others seem to wait.
-        subject: The module that is imported, or `torch.compile` where the job compiles its model.
+        phase: `import` before it has workers, then that of the worker for which its others seem to wait; `LINGER`.
+        subject: The module that is imported, `torch.compile` where the job compiles its model, or who is waited for.
         step: Steps that this worker has finished.
         seconds: Seconds that the activity has lasted.
     """
@@ -342,6 +356,15 @@ class Activity:
     subject: str = ""
     step: int = 0
     seconds: float = 0.0
+
+    @classmethod
+    def of_peers(
+        cls, node: str, what: str, left: Collection[object], ended: Collection[object], seconds: float = 0.0
+    ) -> Activity:
+        """Return the activity of waiting for *left* to end, as *ended* have; *what*: `rank` or `node`."""
+        return cls(
+            node, LINGER, f"{_listed(what, left)} to end, as {_listed(what, ended)} did", 0, round(seconds, 3)
+        )
 
 
 class PrintedLine(NamedTuple):

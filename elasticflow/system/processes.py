@@ -121,6 +121,22 @@ def cpu_seconds_of(pid: int) -> float:
     return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
 
 
+def io_bytes_of(pid: int) -> int:
+    """Return the bytes that the process has read and written, by read(2) and write(2); 0 where that is not told."""
+    with suppress(OSError):
+        fields = Path(f"/proc/{pid}/io").read_text(encoding="ascii").split()
+        return int(fields[1]) + int(fields[3])
+    return 0
+
+
+def waits_for_lock(pid: int) -> bool:
+    """Return whether the main thread of the process waits for a lock or a thread, not for a time or for input; True where that is not told."""
+    with suppress(OSError):
+        function = Path(f"/proc/{pid}/wchan").read_text(encoding="ascii")
+        return function in {"", "0"} or "futex" in function
+    return True
+
+
 def started_at(pid: int) -> int | None:
     """Return when the process was started, in clock ticks after the machine was (macOS: after 1970); None if it is gone.
 

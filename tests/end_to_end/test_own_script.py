@@ -29,8 +29,12 @@ def work():
         pass
     Path("exported").touch()
 
+def sleep():
+    time.sleep(12)
+    Path("uploaded").touch()
+
 if os.environ["RANK"] == "1":
-    {"stay": stay, "work": work}[os.environ["DOES"]]()
+    {"stay": stay, "work": work, "sleep": sleep}[os.environ["DOES"]]()
 """
 STAYING_JOB = """\
 [job]
@@ -96,13 +100,27 @@ def test_a_script_as_it_is_survives_a_kill_and_leaves_when_it_is_asked_to(projec
 
 
 def test_a_rank_that_stays_after_its_peers_is_ended_and_one_that_works_is_not(project: Project) -> None:
-    """The run ends well, and says what held the rank: its stack. CPU time is a sign of life, silence alone is none."""
+    """The run ends well, and says what held the rank: its stack. CPU time is a sign of life, a lock is none.
+
+    A rank that sleeps in its own code is waited for, and `status` and `why` say since when.
+    """
     (project.root / "stays.py").write_text(STAYS)
     (project.root / "stays.toml").write_text(STAYING_JOB)
     works = project.run("stays.toml", "works", job="stays", DOES="work")
     assert works.end() == 0, works.told()
     assert (project.root / "exported").exists()
     assert [] == named(works.events(), events.WORKER_LINGERED)
+
+    sleeps = project.run("stays.toml", "sleeps", job="stays", DOES="sleep")
+    sleeps.wait_for("one that lingers", lambda: sleeps.state().get("activities"))
+    sleeps.wait_for("its peer's end", lambda: "linger" in str(sleeps.state()["activities"]))
+    awaited = "waiting for rank 1 to end, as rank 0 did, "
+    assert f"ending: {awaited}" in " ".join(project.call("status", "sleeps").stdout.split())
+    assert f"now {awaited}since " in " ".join(project.call("why", "sleeps").stdout.split())
+    assert sleeps.end() == 0, sleeps.told()
+    assert (project.root / "uploaded").exists()
+    assert [] == named(sleeps.events(), events.WORKER_LINGERED)
+    assert "waiting for rank 1" not in project.call("why", "sleeps").stdout
 
     stays = project.run("stays.toml", "stays", job="stays", DOES="stay")
     assert stays.end() == 0, stays.told()

@@ -36,6 +36,7 @@ from elasticflow.launcher.supervisor.commands import (
 from elasticflow.launcher.supervisor.lifecycle import Lifecycle, RunSoFar
 from elasticflow.launcher.supervisor.nodes import Nodes
 from elasticflow.protocol.messages import (
+    Activity,
     LogLines,
     NodeReady,
     RefusedModule,
@@ -196,6 +197,8 @@ class Trial:
                 self.agents.forgotten.append(command.node)
             case RecordEvent():
                 self.records.append({"event": command.event, **command.fields})
+            case Activity():
+                self.state["activities"] = {command.node: command.subject}
             case AddWorkers():
                 self.state["workers"] = [*self.state.get("workers", []), *map(vars, command.workers)]
             case UpdateState():

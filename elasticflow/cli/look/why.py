@@ -24,6 +24,7 @@ from elasticflow.observe.incidents import (
 )
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.status import read_status
+from elasticflow.observe.terminal.activities import ENDING
 from elasticflow.observe.terminal.durations import took
 from elasticflow.observe.terminal.event_lines import user_frames
 from elasticflow.observe.terminal.formats import local_time, plural, span
@@ -64,6 +65,10 @@ def command(run: str | None, form: str) -> None:
         )
     if (stopped := (status.verdict or {}).get("stopped")) is not None:
         click.echo(f"  {paint('stopped', dim=True)} {stopped}")
+    if status.doing is not None and status.doing.label == ENDING:
+        click.echo(
+            f"  {paint('now    ', dim=True)} {status.doing.text}, since {local_time(status.doing.since)}"
+        )
     for label, text in _warnings(history):
         click.echo(f"  {paint(f'{label:<7}', 'yellow')} {text}")
     if failures:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from elasticflow.launcher.agent.device_health import DeviceHealth
 from elasticflow.launcher.agent.flight_recorder import FlightRecorder, may_use_devices
-from elasticflow.launcher.agent.lingering import LingeringRanks, waits_for_peers
+from elasticflow.launcher.agent.lingering import LingeringRanks, sleeps, waits_for_peers
 from elasticflow.launcher.agent.master import master_of
 from elasticflow.launcher.agent.node_heartbeat import NodeHeartbeat, NodeReleasedError
 from elasticflow.launcher.agent.orphans import Orphans, adopted
@@ -270,7 +270,7 @@ class Agent:
                 return False, set()
             self._look_for_lingering(workers)
             self._look_for_hang(workers, generation)
-            self._reporter.activity()
+            self._reporter.activity(workers.exits())
             self._reporter.figures()
             self._reporter.left_out(workers.cut_streams())
             self._standbys.look(time.monotonic())
@@ -346,7 +346,10 @@ class Agent:
             self._reporter.stacks(workers, self._flight_recorder)
 
     def _look_for_lingering(self, workers: ForkedWorkers) -> None:
-        """End ranks that stay without a sign of life although their peers have ended well; those in a collective hang."""
+        """End ranks that stay without a sign of life although their peers have ended well.
+
+        Those in a collective hang; those that sleep are left alone.
+        """
         if self._is_left_waiting or not any(code == 0 for code, _ in workers.exits().values()):
             return
         left = workers.left()
@@ -357,9 +360,14 @@ class Agent:
             return
         stalled = self._reporter.stalled(workers)
         self._is_left_waiting = any(map(waits_for_peers, stalled))
-        if not self._is_left_waiting:
-            self._reporter.lingered(stalled)
-            workers.excuse()
+        if self._is_left_waiting:
+            return
+        pids = {self._ranks[local_rank]: pid for local_rank, pid in left.items()}
+        if any(sleeps(worker, pids[worker.rank]) for worker in stalled):
+            self._lingering.begin_again()
+            return
+        self._reporter.lingered(stalled)
+        workers.excuse()
 
 
 def _size(path: Path) -> int:

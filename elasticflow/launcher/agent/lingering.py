@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow.system.processes import children_of, cpu_seconds_of, state_of
+from elasticflow.system.processes import children_of, cpu_seconds_of, io_bytes_of, state_of, waits_for_lock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,14 +16,26 @@ GRACE_S = 300.0
 _LOOK_S = 1.0
 # An observer that was paused for so long has seen nothing in between: a laptop that slept.
 _PAUSE_S = 10.0
-# Threads that only look whether there is something to do need less of a core than this share.
-_IDLE_SHARE = 0.001
+# Threads that only look whether there is something to do need less of a core than this share, and read less in a second.
+_IDLE_SHARE, _IDLE_BYTES_PER_S = 0.001, 16
 # State of a process, as the kernel names it.
 _IN_KERNEL = "D"
 
 
+class _Work(NamedTuple):
+    """CPU time and bytes of input and output that a process had used at the monotonic time *at*."""
+
+    cpu_s: float
+    io_bytes: int
+    at: float
+
+    @classmethod
+    def of(cls, pid: int, now: float) -> _Work:
+        return cls(cpu_seconds_of(pid), io_bytes_of(pid), now)
+
+
 class LingeringRanks:
-    """Judges whether the ranks that are left on a node show signs of life: beats, output, CPU time, child processes.
+    """Judges whether the ranks that are left on a node show signs of life: beats, output, CPU time, I/O, child processes.
 
     Args:
         ceiling_s: Longest time without progress that the job allows; at most `GRACE_S` counts here.
@@ -32,8 +44,8 @@ class LingeringRanks:
     def __init__(self, ceiling_s: float) -> None:
         self._grace_s = min(GRACE_S, ceiling_s)
         self._looked = 0.0
-        # By process id, the CPU time at the last sign of life, and when that was.
-        self._signs: dict[int, tuple[float, float]] = {}
+        # By process id, as of the last sign of life.
+        self._signs: dict[int, _Work] = {}
 
     def look(self, now: float, left: Mapping[int, float]) -> bool:
         """Return whether no rank that is left has shown a sign of life for the whole grace.
@@ -45,19 +57,35 @@ class LingeringRanks:
         if now < self._looked + _LOOK_S:
             return False
         if now > self._looked + _PAUSE_S or self._signs.keys() != left.keys():
-            self._signs = {pid: (cpu_seconds_of(pid), now) for pid in left}
+            self._signs = {pid: _Work.of(pid, now) for pid in left}
         self._looked = now
-        for pid, (cpu_s, _) in self._signs.items():
-            used_s = cpu_seconds_of(pid)
+        for pid, before in self._signs.items():
+            work = _Work.of(pid, now)
+            has_worked = (
+                work.cpu_s - before.cpu_s > _IDLE_SHARE * self._grace_s
+                or work.io_bytes - before.io_bytes > _IDLE_BYTES_PER_S * self._grace_s
+            )
             is_reading = state_of(pid) == _IN_KERNEL  # or writing, to a disk or to another machine's
-            if is_reading or used_s - cpu_s > _IDLE_SHARE * self._grace_s or children_of(pid):
-                self._signs[pid] = (used_s, now)
+            if has_worked or is_reading or children_of(pid):
+                self._signs[pid] = work
         return bool(left) and all(
-            min(silent_s, now - self._signs[pid][1]) >= self._grace_s for pid, silent_s in left.items()
+            min(silent_s, now - self._signs[pid].at) >= self._grace_s for pid, silent_s in left.items()
         )
+
+    def begin_again(self) -> None:
+        """Give the ranks that are left another grace: one of them is at work, though it does nothing that is seen."""
+        self._signs = {}
 
 
 def waits_for_peers(worker: StalledWorker) -> bool:
     """Return whether the worker waits in a collective: its peers have ended too early, and it cannot end well."""
-    functions = {frame.function for frame in worker.frames}
-    return worker.waits_for_others and "destroy_process_group" not in functions
+    return worker.waits_for_others and not _is_leaving(worker)
+
+
+def sleeps(worker: StalledWorker, pid: int) -> bool:
+    """Return whether the job's own code in the process *pid* waits for a time or for input: both come, as a lock may not."""
+    return bool(worker.frames) and not _is_leaving(worker) and not waits_for_lock(pid)
+
+
+def _is_leaving(worker: StalledWorker) -> bool:
+    return "destroy_process_group" in {frame.function for frame in worker.frames}

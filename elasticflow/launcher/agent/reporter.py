@@ -76,7 +76,7 @@ class Reporter:
         self._stderrs: dict[int, StderrWarnings] = {}
         self._tally = WarningTally()
         self._prints: RankPrints | None = None
-        self._told: tuple[str, int] | None = None  # phase and step of the last activity
+        self._told = Activity(node, "")  # the last activity, without its seconds
         self._looked = self._forwarded = self._figures_at = 0.0
         self._windows: list[int] = []
 
@@ -128,23 +128,33 @@ class Reporter:
         if lines or left_out:
             self._outbox.post(Printed(self._generation, tuple(lines), left_out))
 
-    def activity(self) -> None:
-        """Report the node's activity once it has lasted for longer than a moment, and its end."""
+    def activity(self, exits: Mapping[int, tuple[int, float]]) -> None:
+        """Report the node's activity once it has lasted for longer than a moment, and its end.
+
+        Args:
+            exits: Exit code and Unix time of each local rank that has ended.
+        """
         now = time.monotonic()
         if now < self._looked + _LOOK_S:
             return
         self._looked = now
+        activity = self._activity(exits)
+        if replace(activity, seconds=0.0) != self._told:
+            self._told = replace(activity, seconds=0.0)
+            self._outbox.post(activity)
+
+    def _activity(self, exits: Mapping[int, tuple[int, float]]) -> Activity:
+        left = [rank for local, rank in self._ranks.items() if local not in exits]
+        if exits and left:
+            seconds = time.time() - max(at for _, at in exits.values())
+            if seconds >= _MOMENT_S:
+                ended = [self._ranks[local] for local in exits]
+                return Activity.of_peers(self._node, "rank", left, ended, seconds)
         awaited = self._heartbeats.awaited()
-        is_long = awaited is not None and awaited.seconds >= _MOMENT_S
-        told = (awaited.phase, awaited.step) if awaited is not None and is_long else None
-        if told == self._told:
-            return
-        self._told = told
-        activity = Activity(self._node, "")
-        if awaited is not None and is_long:
-            subject = "torch.compile" if self._compiles and awaited.phase == "compile" else ""
-            activity = Activity(self._node, awaited.phase, subject, awaited.step, round(awaited.seconds, 3))
-        self._outbox.post(activity)
+        if awaited is None or awaited.seconds < _MOMENT_S:
+            return Activity(self._node, "")
+        subject = "torch.compile" if self._compiles and awaited.phase == "compile" else ""
+        return Activity(self._node, awaited.phase, subject, awaited.step, round(awaited.seconds, 3))
 
     def figures(self) -> None:
         """Report the workers' figures once each of them has written new ones."""
@@ -230,7 +240,7 @@ class Reporter:
         if self._prints is not None:
             self._post_printed(self._prints, has_failed=failed)
             self._prints = None
-        self._told = None
+        self._told = Activity(self._node, "")
         ends = workers.ends(self._ranks, alone)
         ended = WorkersEnded(self._generation, self._node, failed=failed, workers=ends, sent_at=time.time())
         self._outbox.post(ended)

@@ -28,6 +28,7 @@ from elasticflow.launcher.supervisor.commands import (
     StartAgent,
     UpdateState,
 )
+from elasticflow.protocol.messages import Activity
 from elasticflow.system.process_record import ProcessRecord
 
 if TYPE_CHECKING:
@@ -84,17 +85,24 @@ class CommandRunner:
                 self._agents.start_again(command.node)
             case ForgetAgent():
                 self._agents.forget(command.node)
+            case RecordEvent() | UpdateState() | AddWorkers() | Activity():
+                self._write_down(command)
+            case RecordFailure():
+                self._ledger.append(command.entry)
+            case _:
+                assert_never(command)
+        return None
+
+    def _write_down(self, command: RecordEvent | UpdateState | AddWorkers | Activity) -> None:
+        match command:
             case RecordEvent():
                 self._journal.event(command.event, **command.fields)
             case UpdateState():
                 self._journal.update(at_once=True, **command.fields)
             case AddWorkers():
                 self._journal.add_workers(command.workers)
-            case RecordFailure():
-                self._ledger.append(command.entry)
-            case _:
-                assert_never(command)
-        return None
+            case Activity():
+                self._journal.activity(command)
 
     def _claim_generation(self, wanted: ClaimGeneration) -> Answer:
         try:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticflow.errors import INTERRUPTED
 from elasticflow.protocol.messages import (
+    Activity,
     AgentDied,
     DevicesChecked,
     LogLines,
@@ -271,6 +272,7 @@ Command = (
     | RecordEvent
     | UpdateState
     | AddWorkers
+    | Activity
     | RecordFailure
     | ListSnapshots
     | SetSnapshotAside

@@ -16,7 +16,7 @@ from elasticflow.launcher.supervisor.commands import (
     RecordEvent,
     UpdateState,
 )
-from elasticflow.protocol.messages import Stacks, Standstill, WorkersEnded, WorkersStarted
+from elasticflow.protocol.messages import Activity, Stacks, Standstill, WorkersEnded, WorkersStarted
 
 if TYPE_CHECKING:
     from elasticflow.events import EventRecord
@@ -160,7 +160,10 @@ class Generation:
             case WorkersEnded():
                 self.ended[node] = message
                 self._running.pop(node, None)
-                return self.stop() if message.failed else []
+                if message.failed:
+                    return self.stop()
+                if self._running and not self.is_stopping:
+                    return [Activity.of_peers(next(iter(self.ended)), "node", self._running, self.ended)]
             case _:
                 assert_never(message)
         return []

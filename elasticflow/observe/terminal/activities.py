@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.observe.terminal.formats import span
+from elasticflow.protocol.messages import LINGER
 from elasticflow.system.records import float_of, int_of
 
 if TYPE_CHECKING:
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
     from elasticflow.system.records import Record
 
-_STARTING = "starting"
+_STARTING, ENDING = "starting", "ending"
 _WORDS = {
     "start": (_STARTING, "the workers come up"),
     "script": ("running", "the script"),
@@ -63,6 +64,8 @@ def doing_of(activity: Record, *, has_stepped: bool) -> Doing | None:
     phase, subject = str(activity.get("phase")), str(activity.get("subject") or "")
     if phase == "import":
         return Doing(_STARTING, f"importing {subject}", since)
+    if phase == LINGER:
+        return Doing(ENDING, f"waiting for {subject}", since)
     if phase == "compile":
         is_first = not has_stepped and not subject
         text = "the first step" if is_first else "compiling the model"
@@ -72,9 +75,9 @@ def doing_of(activity: Record, *, has_stepped: bool) -> Doing | None:
 
 
 def awaited_of(activities: Mapping[str, Record], *, has_stepped: bool) -> Doing | None:
-    """Return the activity of the node that the others, which are in a step, seem to wait for."""
+    """Return the activity of the node that the others, which are in a step or have ended, seem to wait for."""
     known = [
-        (activity.get("phase") != "step", doing)
+        ((activity.get("phase") == LINGER, activity.get("phase") != "step"), doing)
         for activity in activities.values()
         if (doing := doing_of(activity, has_stepped=has_stepped)) is not None
     ]

@@ -189,6 +189,7 @@ def test_leaving_node_is_drained_and_let_go(cluster: Trial) -> None:
     assert [("drain", 1)] == cluster.agents.requests
     cluster.leave("n0")
     assert [] == cluster.agents.released
+    assert {"n0": "node n1 to end, as node n0 did"} == cluster.state["activities"]
     cluster.leave("n1")
     cluster.pass_time()
 

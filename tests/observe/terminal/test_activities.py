@@ -19,6 +19,12 @@ from elasticflow.observe.terminal.activities import awaited_of, doing_of
         ("evaluate", "", True, "evaluating: after step 41, 3 s"),
         ("data", "", True, "waiting: for the data of step 42, 3 s"),
         ("step", "", True, "training: in step 42, 3 s"),
+        (
+            "linger",
+            "rank 1 to end, as rank 0 did",
+            True,
+            "ending: waiting for rank 1 to end, as rank 0 did, 3 s",
+        ),
         ("of a later version", "", True, "busy: of a later version, 3 s"),
     ],
 )
@@ -48,4 +54,8 @@ def test_the_others_wait_in_a_step() -> None:
     awaited = awaited_of(nodes, has_stepped=True)
     assert awaited is not None
     assert "evaluating" == awaited.label
+    nodes["n1"] = {"phase": "linger", "subject": "node n2 to end, as node n1 did", "since": 6.0}
+    awaited = awaited_of(nodes, has_stepped=True)
+    assert awaited is not None
+    assert "ending" == awaited.label
     assert awaited_of({}, has_stepped=True) is None
