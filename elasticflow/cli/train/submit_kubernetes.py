@@ -68,4 +68,7 @@ def command(
     if is_printed or target is not None:
         write_out(text, target, "kubectl apply -f")
     else:
-        click.echo(apply(text), nl=False)
+        assert loaded.job is not None
+        assert loaded.job.kubernetes is not None
+        patch = loaded.job.kubernetes.patch
+        click.echo(apply(text, None if patch is None else loaded.project_root / patch), nl=False)

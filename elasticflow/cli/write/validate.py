@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.jobfile.load import LoadedJob
 
+_SERVER_CHECK = "elasticflow submit kubernetes {} --print | kubectl apply --dry-run=server -f -"
+
 
 @click.command("validate", context_settings=FORMER_NAMES)
 @click.argument("files", nargs=-1, metavar="[FILE]...", type=JOB_FILE)
@@ -157,7 +159,13 @@ def _summary(diagnostics: Sequence[Diagnostic], jobs: Sequence[LoadedJob], *, st
             if diagnostic.severity == "note" and diagnostic.code == codes.NOT_INSTALLED
         }
     )
-    return f"{text} (some entry points were not looked at: {', '.join(absent)})" if absent else text
+    if absent:
+        text += f" (some entry points were not looked at: {', '.join(absent)})"
+    if patched := [each for each in jobs if each.job and each.job.kubernetes and each.job.kubernetes.patch]:
+        text += (
+            f"\nkubernetes.patch is not read here; this checks it: {_SERVER_CHECK.format(patched[0].path)}"
+        )
+    return text
 
 
 def _reason(note: Diagnostic) -> str:

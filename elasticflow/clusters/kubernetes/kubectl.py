@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from elasticflow.clusters.kubernetes.patch import place_of_unknown_field
 from elasticflow.clusters.programs import ANSWER_S, call
 from elasticflow.errors import SubmitError
 
+if TYPE_CHECKING:
+    from pathlib import Path
 
-def apply(manifest: str) -> str:
+
+def apply(manifest: str, patch: Path | None = None) -> str:
     """Apply a manifest in kubectl's current context and namespace, and return kubectl's answer.
+
+    Args:
+        manifest: The objects.
+        patch: The file that was merged into them.
 
     Raises:
         SubmitError: kubectl is not installed, does not answer, or refused the manifest.
@@ -25,8 +35,11 @@ def apply(manifest: str) -> str:
         ),
     )
     if done.returncode != 0:
+        place = None if patch is None else place_of_unknown_field(done.stderr, patch)
         raise SubmitError(
             f"kubectl has refused the job: {done.stderr.strip()}",
-            "`elasticflow submit kubernetes JOB --print` shows the manifest that kubectl was given",
+            f"correct kubernetes.patch at {place}"
+            if place is not None
+            else "`elasticflow submit kubernetes JOB --print` shows the manifest that kubectl was given",
         )
     return done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,16 @@ def patched(objects: Sequence[Any], path: Path) -> list[Any]:
         at = _object_for(patch, objects, place)
         merged_objects[at] = _merged(merged_objects[at], patch, place, ())
     return merged_objects
+
+
+def place_of_unknown_field(said: str, path: Path) -> str | None:
+    """Return the line of the patch with the field that Kubernetes does not know, says kubectl; None if that is another refusal."""
+    if match := re.search(r'unknown field "(?:[^"]*\.)?(\w+)"', said):
+        key = re.compile(rf"""(^|[\s{{,])["']?{match[1]}["']?\s*:""")
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if key.search(line):
+                return f"{path}:{number}"
+    return None
 
 
 def _documents(path: Path) -> list[tuple[int, Any]]:

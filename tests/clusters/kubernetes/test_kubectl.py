@@ -64,3 +64,35 @@ def test_without_kubectl_or_against_its_will(project: Path, capsys: pytest.Captu
     told = capsys.readouterr().err
     assert "error: kubectl has refused the job: error: no such namespace" in told
     assert "--print" in told
+
+
+@pytest.mark.usefixtures("real_processes")
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        'Job in version "v1" cannot be handled as a Job: unknown field "spec.template.spec.tolerations[0].tolerationSecond"',
+        'ValidationError(Job.spec.template.spec.tolerations[0]): unknown field "tolerationSecond" in io.k8s.api.core.v1.Toleration',
+    ],
+)
+def test_a_field_that_kubernetes_does_not_know_is_shown_in_the_patch(
+    project: Path, capsys: pytest.CaptureFixture[str], refusal: str
+) -> None:
+    """In the words of API servers and of older kubectls. `validate` names the command that asks the server."""
+    (project / "site.yaml").write_text(
+        "kind: Job\nspec:\n  template:\n    spec:\n      tolerations:\n"
+        "      - {key: gpu, tolerationSecond: 5}\n"
+    )
+    job = project / "job.toml"
+    job.write_text(job.read_text().replace(KUBERNETES, f'{KUBERNETES}patch = "site.yaml"\n'))
+    _kubectl(project, f"#!/bin/sh\n/bin/cat > /dev/null\necho '{refusal}' >&2\nexit 1\n")
+    assert call(["submit", "kubernetes", "job.toml"]) == 2
+    told = capsys.readouterr().err
+    assert "unknown field" in told
+    assert f"correct kubernetes.patch at {project}/site.yaml:6" in told
+    _kubectl(project, REFUSES)
+    assert call(["submit", "kubernetes", "job.toml"]) == 2
+    assert "--print" in capsys.readouterr().err
+
+    assert call(["validate", "job.toml"]) == 0
+    command = "elasticflow submit kubernetes job.toml --print | kubectl apply --dry-run=server -f -"
+    assert f"kubernetes.patch is not read here; this checks it: {command}" in capsys.readouterr().out
