@@ -63,15 +63,16 @@ def test_a_process_that_reads_and_writes_works(real_processes: None) -> None:
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
     with process:
-        assert process.stdin is not None
-        assert process.stderr is not None
+        stdin, stderr = process.stdin, process.stderr
+        assert stdin is not None
+        assert stderr is not None
 
         def looks(size: bytes) -> list[bool]:
             found = []
             for second in range(0, 900, 5):
-                process.stdin.write(size + b"\n")
-                process.stdin.flush()
-                process.stderr.readline()
+                stdin.write(size + b"\n")
+                stdin.flush()
+                stderr.readline()
                 found.append(ranks.look(start + second, {process.pid: 1000.0}))
             return found
 
@@ -79,7 +80,7 @@ def test_a_process_that_reads_and_writes_works(real_processes: None) -> None:
         assert not any(looks(b"8192"))
         start, ranks = 2000.0, LingeringRanks(1e9)
         assert any(looks(b"1"))
-        process.stdin.close()
+        stdin.close()
 
 
 @pytest.mark.parametrize(
