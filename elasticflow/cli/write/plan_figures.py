@@ -85,7 +85,7 @@ def _snapshots(job: Job, ahead: Forecast, measured: Callable[..., Row]) -> Itera
     if rate is None:
         yield "  an hour", "-", _AFTER_RUN
     else:
-        best = "" if job.snapshots.keep.best is None else "one more for each new best value"
+        best = "" if job.snapshots.keep.best is None else "at most one more for each new best value"
         more = [text for text in ("" if written is None else size(written), best) if text]
         yield "  an hour", f"{'at least' if ahead.is_least else 'about'} {rate:,.0f}", ", ".join(more)
     if rate and ahead.snapshots is not None and not ahead.is_least:
