@@ -26,7 +26,7 @@ class Span:
 
     Attributes:
         generation: Number of the generation.
-        is_training: True: steps are done in it; False: the group is being started.
+        is_training: True: steps are done in it, or the job's own script runs; False: the group is being started.
         text: Words for the stretch.
     """
 
@@ -128,6 +128,9 @@ def _spans(generation: Generation, now: float) -> list[Span]:
     if generation.began_s is None:
         return []
     number, begin, first = generation.number, generation.began_s, generation.first_step_s
+    work = "training"
+    if first is None and generation.script_s is not None:
+        first, work = generation.script_s, "the script runs"
     end, stop = generation.ended_s, generation.stop
     why = "it runs" if end is None else "" if stop is None else f"{stop.kind}: {stop.reason}"
     end = now if end is None else end
@@ -137,7 +140,7 @@ def _spans(generation: Generation, now: float) -> list[Span]:
     )
     if first is None:
         return [starting]
-    took = f"{head}: training for {span(end - first)}"
+    took = f"{head}: {work} for {span(end - first)}"
     return [starting, Span(first, end, number, is_training=True, text=f"{took}; {why}" if why else took)]
 
 
