@@ -93,9 +93,13 @@ class Timeline:
         return [lane for lane in self.lanes if id(lane) in chosen]
 
     @classmethod
-    def of(cls, history: RunHistory) -> Timeline:
-        """Return the timeline of a run; events without a time are left out, and a running generation ends now."""
-        timeline = cls(history.began or 0.0, history.seconds, pauses=history.pauses)
+    def of(cls, history: RunHistory, seconds: float = 0.0) -> Timeline:
+        """Return the timeline of a run that has taken at least *seconds*: a running generation ends then.
+
+        Events without a time are left out.
+        """
+        seconds = max(seconds, history.seconds)
+        timeline = cls(history.began or 0.0, seconds, pauses=history.pauses)
         lanes: dict[str, Lane] = {}
 
         def lane(node: str) -> Lane:
@@ -107,7 +111,7 @@ class Timeline:
                 lane(str(event.get("node") or default)).marks.append(_node_mark(at, event))
         for generation in history.generations.values():
             for node in generation.members:
-                lane(node.name).spans += _spans(generation, history.seconds)
+                lane(node.name).spans += _spans(generation, seconds)
         timeline.lanes = list(lanes.values())
         timeline.snapshots = [_snapshot_mark(each) for each in history.snapshots if each.at is not None]
         return timeline
