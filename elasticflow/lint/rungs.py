@@ -88,9 +88,15 @@ def _to_joined(script: Script, form: Form) -> Iterator[Change]:
     loops = _loops(script)
     if loops:
         batches, *outer = loops
+        # In a script of one process no line stands for the calls around its loop.
+        joined = (
+            f"before it run = elasticflow.join(), {keep}, replicas = run.wrap(model); behind it run.finish()"
+        )
+        around = f" ({joined})" if form.kind == "alone" else ""
         if outer and isinstance(outer[0], ast.For):
-            yield _change(script, outer[0], "for epoch in run.epochs(...):")
-        yield _change(script, batches, "for batch in run.batches(dataset, size=...):")
+            yield _change(script, outer[0], f"for epoch in run.epochs(...):{around}")
+            around = ""
+        yield _change(script, batches, f"for batch in run.batches(dataset, size=...):{around}")
         last = batches.body[-1]
         yield Change(
             last.end_lineno or last.lineno,
