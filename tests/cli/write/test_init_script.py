@@ -178,6 +178,8 @@ def test_a_script_without_a_way_back_is_not_said_to_go_on(
     told = capsys.readouterr().out
     assert "1 EF616" in told
     assert "resumes from" not in told
+    assert 0 == call(["plan", "jobs/fit.toml"])
+    assert "it trains on only if it loads what it has saved" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_model_is_no_script(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
