@@ -25,16 +25,17 @@ DDP = [
     ("", "run.step(loss=loss)"),
 ]
 ALONE = "import torch\nfor epoch in range(3):\n    for x in data:\n        model(x).backward()\n        optimizer.step()\n"
+BACKWARD = ("backward()", "(loss * batch.share).backward()")
 END = ("dist.destroy_process_group()", "run.finish()")
 
 
 @pytest.mark.parametrize(
     ("text", "template", "places"),
     [
-        (PLAIN, "function", [*DDP, END]),
-        (FUNCTIONS, "function", DDP),
-        (TRAINER, "class", [*DDP, END]),
-        (ALONE, "function", [("for epoch", "run = elasticflow.join(), run.keep("), ("for epoch", "behind it run.finish()"), *DDP[3:]]),
+        (PLAIN, "function", [*DDP, BACKWARD, END]),
+        (FUNCTIONS, "function", [*DDP, BACKWARD]),
+        (TRAINER, "class", [*DDP, BACKWARD, END]),
+        (ALONE, "function", [("for epoch", "run = elasticflow.join(), run.keep("), ("for epoch", "behind it run.finish()"), *DDP[3:], BACKWARD]),
         (ACCELERATE, "accelerate", [("Accelerator(cpu=True)", "before it"), ("accelerator.prepare(", "run.keep("), *DDP[2:]]),
         (FABRIC, "fabric", [("Fabric(", "before it"), ("fabric.setup(", "run.keep("), *DDP[2:]]),
         ("import transformers\nt = transformers.Trainer(model)\nt.train()\n", "transformers", []),
