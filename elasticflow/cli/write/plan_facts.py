@@ -78,11 +78,11 @@ def _of_script(plan: LaunchPlan, script: ScriptPlan, job: Job) -> Iterator[Fact]
     )
     yield (
         "checkpoints",
-        "the script's own: a restart begins it again, and it trains on only if it loads what it has saved",
+        "without `elasticflow.join` in it, the script's own: a restart begins it again, and it trains on only if it loads what it has saved",
     )
     yield (
         "",
-        "with `elasticflow.join` in it: [snapshots], steps for status and report, and each sample once by `run.batches`",
+        "with `elasticflow.join`: [snapshots], steps for status and report, and each sample once by `run.batches`",
     )
     yield (
         "drain",
