@@ -25,7 +25,13 @@ _WITH_DEEP = f"{_AFTER_RUN}, or with --deep"
 
 _DEGREES = 4  # 1, 2, 4, 8, where only the machine tells the number of workers
 
-_HEADER = (("", "nodes"), ("", "workers"), ("samples", "each"), ("forwards", "each"), ("samples", "in one"))
+_HEADER = (
+    ("", "nodes"),
+    ("", "workers"),
+    ("samples of", "a worker"),
+    ("forwards of", "a worker"),
+    ("samples of", "a forward"),
+)
 _HEADER_OF_SCRIPT = ("nodes", "workers")
 _EXACT_HEADER = (("forwards", "of batch mode"), ("gradient", "sums"), ("", "traffic"))
 
