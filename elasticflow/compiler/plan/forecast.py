@@ -72,7 +72,7 @@ class Forecast(NamedTuple):
         evaluations: Evaluations in the whole run, including the last one at the end; approximate if several intervals
             coincide. With several sets: by name, without the sets whose number is unknown.
         snapshots_per_hour: Approximate rate.
-        snapshots: Number in the whole run, without those of new best values; approximate if the clock is among the intervals.
+        snapshots: Number in the whole run, without those of new best values; approximate where the clock is among its intervals.
         is_least: The rate comes from the clock alone: counted intervals may raise it.
         bytes_per_hour: Bytes written to the snapshots' place.
         kept: Most snapshots that stay at the end; while a snapshot is written, there is one more.
@@ -122,9 +122,7 @@ def forecast(job: Job, known: Knowledge) -> Forecast:
     duration_s = None if steps is None or step_s is None else steps * step_s
     pace = _pace(job, samples, step_s)
     rate, is_least = _rate(job.snapshots.every, pace)
-    number = None if steps is None else _counted_snapshots(job, samples, steps)
-    if number is None and rate is not None and duration_s is not None:
-        number = math.floor(rate * duration_s / _HOUR_S) + 1
+    number = None if steps is None else _num_snapshots(job, samples, steps, step_s)
     kept = _kept(job, pace, duration_s)
     kept = kept if number is None or kept is None else min(kept, number)
     size = None if known.snapshot_bytes is None else known.snapshot_bytes.value
@@ -173,13 +171,20 @@ def _rate(every: str | list[str], pace: _Pace) -> tuple[float | None, bool]:
     return rate if pace.steps is None else min(rate, pace.steps), False
 
 
-def _counted_snapshots(job: Job, samples: int | None, steps: int) -> int | None:
-    """Return the number of steps with a snapshot, the last one included; None if the clock decides, or if unknown."""
+def _num_snapshots(job: Job, samples: int | None, steps: int, step_s: float | None) -> int | None:
+    """Return the number of steps with a snapshot, the last one included; None if unknown."""
     every = [parse_interval(text) for text in intervals(job.snapshots.every)]
-    if any(each.unit == "s" or (each.unit == "epoch" and not samples) for each in every):
+    timed = min((each.amount for each in every if each.unit == "s"), default=None)
+    if (timed is not None and not step_s) or (any(each.unit == "epoch" for each in every) and not samples):
         return None
-    due = (_due_steps(job, samples, each, steps) for each in every)
-    return sum(1 for _ in groupby(merge(*due, [steps])))
+    due = (_due_steps(job, samples, each, steps) for each in every if each.unit != "s")
+    # The clock begins anew at each snapshot: it is due only in gaps that take longer than its interval.
+    most = math.inf if timed is None or not step_s else max(1, math.ceil(timed / step_s))
+    number = last = 0
+    for step, _ in groupby(merge(*due, [steps])):
+        number += 1 + int((step - last - 1) // most)
+        last = step
+    return number
 
 
 def _due_steps(job: Job, samples: int | None, every: Interval, steps: int) -> Iterator[int]:

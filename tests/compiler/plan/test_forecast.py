@@ -78,20 +78,25 @@ def test_snapshots_per_hour_are_about_as_many_as_a_run_takes(
 
 @given(
     st.lists(COUNTED, min_size=1, max_size=2),
+    st.none() | st.integers(1, 400),
+    st.sampled_from([0.25, 1.0, 16.0]),
     st.integers(10, 90),
     st.integers(1, 6),
     st.sampled_from(["spill", "short", "drop"]),
 )
-def test_counted_snapshots_are_as_many_as_a_run_takes(
-    every: list[str], samples: int, epochs: int, tail: Any
+def test_snapshots_are_as_many_as_a_run_takes(
+    counted: list[str], timed: int | None, step_s: float, samples: int, epochs: int, tail: Any
 ) -> None:
-    """Intervals that meet at one step, and the end, which may be a multiple of one, make one snapshot."""
+    """Intervals that meet at one step, and the end, make one snapshot; the clock begins anew at each."""
+    every = [*counted, *([] if timed is None else [f"{timed} s"])]
     schedule = IndexSchedule(samples, 10, epochs=epochs, tail=tail, seed=0)
-    due = Due(tuple(every))
-    pairs = itertools.pairwise(_places(schedule))
-    number = sum(due.is_due(before, now) or schedule.is_end(now) for before, now in pairs)
+    due, places = Due(tuple(every)), _places(schedule)
+    last, number = places[0], 0
+    for place in places[1:]:
+        if due.is_due(last, place, (place.step - last.step) * step_s) or schedule.is_end(place):
+            last, number = place, number + 1
 
-    ahead = _ahead(0.1, samples, train__epochs=epochs, dataset__tail=tail, snapshots__every=every)
+    ahead = _ahead(step_s, samples, train__epochs=epochs, dataset__tail=tail, snapshots__every=every)
 
     assert number == ahead.snapshots
 
