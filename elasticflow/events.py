@@ -256,10 +256,10 @@ SCRIPT_BEGAN_ANEW = Event(
     ("script",),
     level="warning",
     line=Template(
-        "began anew",
-        "{script} was started again, and has told no step: it began anew unless it loads a checkpoint of its own",
+        "no steps told",
+        "{script} was started again: it trains on if it loads a checkpoint of its own, else it began anew",
         (
-            "help: have it load its newest checkpoint when it begins, or call elasticflow.join: elasticflow guide own-loop",
+            "help: elasticflow.join tells steps, and resumes in the middle of an epoch: elasticflow guide own-loop",
         ),
     ),
 )

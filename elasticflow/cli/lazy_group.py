@@ -72,6 +72,10 @@ class LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.exceptions.NoSuchCommand as error:
+            if args[0].endswith(".toml"):  # a job file where the command is left out
+                raise click.UsageError(
+                    f"{args[0]} comes after a command: {', '.join(self._table)}", ctx=ctx
+                ) from error
             raise click.exceptions.NoSuchCommand(args[0], possibilities=list(self._table), ctx=ctx) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -29,6 +29,8 @@ TEMPLATES = {
 }
 _PLAIN = ("ddp", "spawned", "elsewhere", "unclear", "alone")
 _MOST_HOPS = 5
+_KEEP = "run.keep(model=model, optimizer=optimizer, ...)"
+_Loop = ast.For | ast.While | ast.AsyncFor
 _ENDS = ("torch.distributed.destroy_process_group",)
 
 
@@ -72,33 +74,43 @@ def _called(form: Form) -> ast.expr:
 
 
 def _to_joined(script: Script, form: Form) -> Iterator[Change]:
-    keep = "run.keep(model=model, optimizer=optimizer, ...)"
     if form.kind in {"accelerate", "fabric"}:
         for call in script.calls_of(*ACCELERATORS, *FABRICS):
             yield _change(script, call, "run = elasticflow.join(), before it")
         for call in script.calls:
             if called_name(call) in {"prepare", "setup"} and call.args:
-                yield _change(script, call, f"without loader and schedule; and behind it {keep}")
+                yield _change(script, call, f"without loader and schedule; and behind it {_KEEP}")
                 break
     else:
         for call in script.calls_of(INIT):
             yield _change(script, call, "run = elasticflow.join()")
         for call in script.calls_of(DDP):
-            yield _change(script, call, f"{keep}; replicas = run.wrap(model)")
+            yield _change(script, call, f"{_KEEP}; replicas = run.wrap(model)")
     loops = _loops(script)
     if loops:
-        batches, *outer = loops
-        if outer and isinstance(outer[0], ast.For):
-            yield _change(script, outer[0], "for epoch in run.epochs(...):")
-        yield _change(script, batches, "for batch in run.batches(dataset, size=...):")
-        last = batches.body[-1]
-        yield Change(
-            last.end_lineno or last.lineno,
-            script.lines[(last.end_lineno or last.lineno) - 1].strip(),
-            "and behind it, in the loop: run.step(loss=loss)",
-        )
+        yield from _joined_loops(script, form, *loops)
     for call in script.calls_of(*_ENDS):
         yield _change(script, call, "run.finish()")
+
+
+def _joined_loops(script: Script, form: Form, batches: _Loop, *outer: _Loop) -> Iterator[Change]:
+    # In a script of one process no line stands for the calls around its loop.
+    joined = (
+        f"before it run = elasticflow.join(), {_KEEP}, replicas = run.wrap(model); behind it run.finish()"
+    )
+    around = f" ({joined})" if form.kind == "alone" else ""
+    if outer and isinstance(outer[0], ast.For):
+        yield _change(script, outer[0], f"for epoch in run.epochs(...):{around}")
+        around = ""
+    yield _change(script, batches, f"for batch in run.batches(dataset, size=...):{around}")
+    for call in _backwards(script) if form.kind in _PLAIN else ():
+        yield _change(script, call, "(loss * batch.share).backward(), for a loss that is a mean")
+    last = batches.body[-1]
+    yield Change(
+        last.end_lineno or last.lineno,
+        script.lines[(last.end_lineno or last.lineno) - 1].strip(),
+        "and behind it, in the loop: run.step(loss=loss)",
+    )
 
 
 def _to_exact(script: Script) -> Iterator[Change]:
@@ -117,7 +129,7 @@ def _backwards(script: Script) -> Iterator[ast.Call]:
             yield call
 
 
-def _loops(script: Script) -> list[ast.For | ast.While | ast.AsyncFor]:
+def _loops(script: Script) -> list[_Loop]:
     """Return the loops around the backward pass, innermost first, through functions with a single caller.
 
     Empty if that would be a guess: gradients in several functions, a third loop, or an innermost loop that counts,
@@ -126,11 +138,11 @@ def _loops(script: Script) -> list[ast.For | ast.While | ast.AsyncFor]:
     backwards = [*_backwards(script)]
     if not backwards or len({script.function_of(call) for call in backwards}) > 1:
         return []
-    loops: list[ast.For | ast.While | ast.AsyncFor] = []
+    loops: list[_Loop] = []
     node: ast.AST = backwards[0]
     for _ in range(_MOST_HOPS):
         for whole, part in script.above(node):
-            if isinstance(whole, ast.For | ast.While | ast.AsyncFor) and part in whole.body:
+            if isinstance(whole, _Loop) and part in whole.body:
                 loops.append(whole)
         function = script.function_of(node)
         callers = [] if function is None else script.callers.get(function, [])

@@ -185,7 +185,8 @@ class Generation:
         reason: Reason it was formed: start, crash, resume ...
         world_size: Number of workers.
         members: The generation's nodes in rank order, with their later state.
-        parent: Name of the snapshot it resumed from; None: the beginning, or unknown.
+        parent: Name of the snapshot it resumed from; None: the beginning, a state in memory, or unknown.
+        memory_step: Step of the state in memory that it resumed from instead; None: from no such state.
         first_step_at: Unix time at which its first step was done.
         drain_at: Unix time at which its workers were asked to exit.
         drain_reason: Cause of the request, in words.
@@ -195,6 +196,7 @@ class Generation:
         durations: Seconds since the end of the generation before, by activity.
         began_s: Seconds of the run (`RunHistory.seconds`) at which it was formed; None: unknown.
         first_step_s: Seconds of the run at which its first step was done.
+        script_s: Seconds of the run at which the job's own script ran in all its workers.
         ended_s: Seconds of the run at which it ended.
     """
 
@@ -203,6 +205,7 @@ class Generation:
     world_size: int | None = None
     members: tuple[Node, ...] = ()
     parent: str | None = None
+    memory_step: int | None = None
     first_step_at: float | None = None
     drain_at: float | None = None
     drain_reason: str | None = None
@@ -212,6 +215,7 @@ class Generation:
     durations: dict[str, float] = field(default_factory=dict)
     began_s: float | None = None
     first_step_s: float | None = None
+    script_s: float | None = None
     ended_s: float | None = None
 
 
@@ -579,7 +583,7 @@ class RunHistory:
         if isinstance(members, list | tuple):
             present = [self.nodes.get(name, Node(name)) for name in map(str, members)]
         group.members = tuple(present)
-        group.began_s, group.first_step_s, group.ended_s = self.seconds, None, None
+        group.began_s, group.first_step_s, group.script_s, group.ended_s = self.seconds, None, None, None
         for node in self.nodes.values():
             node.first_rank = None
         first = 0
@@ -641,6 +645,8 @@ class RunHistory:
 
     def _script_started(self, event: Record, at: float | None) -> None:
         self.script = str(event.get("script"))
+        if self.group is not None and self.group.ended_s is None:
+            self.group.script_s = self.seconds
         if self.stops and self.stops[-1].script_again_s is None:
             self.stops[-1].script_again_s = float_of(event, "seconds_since_failure")
 
@@ -653,7 +659,10 @@ class RunHistory:
         if event["event"] == events.STAGE_STARTED:
             return
         self.has_trained, self.restarts = True, self.failed
-        self._named(event).parent = text_of(event, "restored_from")
+        if event.get("from_memory") is True:
+            self._named(event).memory_step = self.step
+        else:
+            self._named(event).parent = text_of(event, "restored_from")
         if self.stops:
             self.stops[-1].redone = max(0, self.stops[-1].step - self.step)
 

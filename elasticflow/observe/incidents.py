@@ -51,11 +51,11 @@ def incidents(folder: RunFolder, history: RunHistory | None = None) -> list[Stop
 
 
 def log_of(stop: Stop, folder: RunFolder) -> str | None:
-    """Return the file with the stacks of a worker that hung, or with the output of a worker that failed."""
+    """Return the file with the stacks of a worker that hung, or with the output of a worker that failed, if it said anything."""
     if stop.stacks is not None or stop.rank is None:
         return stop.stacks
     stderr = folder.rank_log(stop.generation, stop.rank, "stderr")
-    return str(stderr) if stderr.exists() else None
+    return str(stderr) if stderr.exists() and stderr.stat().st_size else None
 
 
 def to_json(stop: Stop, folder: RunFolder) -> dict[str, Any]:

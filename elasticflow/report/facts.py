@@ -95,11 +95,14 @@ def facts_of(folder: RunFolder, target: Path) -> RunFacts:
     notes += [*data_warnings_of(history), *slow_ranks_of(history), *code_warnings_of(history)]
     notes += map(str, damages_of(folder))
     environment, data = _environment(folder)
+    status = read_status(folder)
+    # A run tells nothing for hours, and goes on.
+    seconds = sum(status.durations.values()) if status.status == "running" else 0.0
     points = read_points(folder.path)
     return RunFacts(
-        status=read_status(folder),
+        status=status,
         curves=[*read_curves(folder.metrics, folder.metrics_redone), *scalars_of(points)],
-        timeline=Timeline.of(history),
+        timeline=Timeline.of(history, seconds),
         incidents=incidents(folder, history),
         generations=[each for _, each in sorted(history.generations.items())],
         snapshots=[each for each in history.snapshots if each.state == "committed"],

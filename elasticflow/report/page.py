@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 from elasticflow.observe.curves import EVALUATED
-from elasticflow.observe.terminal.durations import percent
+from elasticflow.observe.terminal.durations import activity_word, percent
 from elasticflow.observe.terminal.formats import local_time, number, plural, size, span
 from elasticflow.report.chart import COLOURS, Labelled, chart_of
 from elasticflow.system.installation import VERSION
@@ -72,7 +72,7 @@ def render_run(facts: RunFacts) -> str:
         facts=facts,
         status=facts.status,
         charts=charts,
-        parts=parts_of_bar(durations),
+        parts=parts_of_bar(durations, is_blind=facts.status.has_no_steps),
         goodput=percent(facts.status.goodput),
         took=span(sum(durations.values())) if durations else "-",
         lanes=(lanes := _lanes(facts.timeline)),
@@ -190,21 +190,25 @@ def _compared(
         colour,
         {name: values[name] for name in varying if name in values},
         {name: value is not None and _value(name, facts) == value for name, value in best.items()},
-        parts_of_bar(durations),
+        parts_of_bar(durations, is_blind=facts.status.has_no_steps),
         span(sum(durations.values())) if durations else "-",
         percent(facts.status.goodput),
     )
 
 
-def parts_of_bar(durations: Mapping[str, float]) -> list[Part]:
-    """Return the parts of the time that took any, good parts first."""
+def parts_of_bar(durations: Mapping[str, float], *, is_blind: bool = False) -> list[Part]:
+    """Return the parts of the time that took any, good parts first; *is_blind* as in `took`."""
     total = sum(durations.values())
     if total <= 0:
         return []
     known = [name for name in _PART_ORDER if durations.get(name, 0) > 0]
     others = sorted(name for name, seconds in durations.items() if seconds > 0 and name not in _PART_ORDER)
     return [
-        Part(name, 100 * durations[name] / total, f"{name} {span(durations[name])}")
+        Part(
+            name,
+            100 * durations[name] / total,
+            f"{activity_word(name, is_blind=is_blind)} {span(durations[name])}",
+        )
         for name in (*known, *others)
     ]
 

@@ -26,7 +26,7 @@ class Span:
 
     Attributes:
         generation: Number of the generation.
-        is_training: True: steps are done in it; False: the group is being started.
+        is_training: True: steps are done in it, or the job's own script runs; False: the group is being started.
         text: Words for the stretch.
     """
 
@@ -93,9 +93,13 @@ class Timeline:
         return [lane for lane in self.lanes if id(lane) in chosen]
 
     @classmethod
-    def of(cls, history: RunHistory) -> Timeline:
-        """Return the timeline of a run; events without a time are left out, and a running generation ends now."""
-        timeline = cls(history.began or 0.0, history.seconds, pauses=history.pauses)
+    def of(cls, history: RunHistory, seconds: float = 0.0) -> Timeline:
+        """Return the timeline of a run that has taken at least *seconds*: a running generation ends then.
+
+        Events without a time are left out.
+        """
+        seconds = max(seconds, history.seconds)
+        timeline = cls(history.began or 0.0, seconds, pauses=history.pauses)
         lanes: dict[str, Lane] = {}
 
         def lane(node: str) -> Lane:
@@ -107,7 +111,7 @@ class Timeline:
                 lane(str(event.get("node") or default)).marks.append(_node_mark(at, event))
         for generation in history.generations.values():
             for node in generation.members:
-                lane(node.name).spans += _spans(generation, history.seconds)
+                lane(node.name).spans += _spans(generation, seconds)
         timeline.lanes = list(lanes.values())
         timeline.snapshots = [_snapshot_mark(each) for each in history.snapshots if each.at is not None]
         return timeline
@@ -128,6 +132,9 @@ def _spans(generation: Generation, now: float) -> list[Span]:
     if generation.began_s is None:
         return []
     number, begin, first = generation.number, generation.began_s, generation.first_step_s
+    work = "training"
+    if first is None and generation.script_s is not None:
+        first, work = generation.script_s, "the script runs"
     end, stop = generation.ended_s, generation.stop
     why = "it runs" if end is None else "" if stop is None else f"{stop.kind}: {stop.reason}"
     end = now if end is None else end
@@ -137,7 +144,7 @@ def _spans(generation: Generation, now: float) -> list[Span]:
     )
     if first is None:
         return [starting]
-    took = f"{head}: training for {span(end - first)}"
+    took = f"{head}: {work} for {span(end - first)}"
     return [starting, Span(first, end, number, is_training=True, text=f"{took}; {why}" if why else took)]
 
 

@@ -94,9 +94,8 @@ def test_batch_job_holds_by_itself_unless_the_memory_is_short(project: Project) 
     short = project.run("jobs/mnist.toml", "short", *sets, "snapshots.staging_limit=1 MiB")
     (off,) = short.wait_for("the reason", lambda: named(short.events(), events.HELD_OFF))
     assert "1048576 are allowed" in off["reason"]
-    assert f"a death costs the steps since the last snapshot: {off['reason']}" in " ".join(
-        short.told().split()
-    )
+    line = f"a death costs the steps since the last snapshot: {off['reason']}"
+    short.wait_for("its line", lambda: line in " ".join(short.told().split()))
     assert short.process.poll() is None
     status = project.call("status", "short").stdout
     assert f"nothing: {off['reason']}" in status

@@ -76,7 +76,7 @@ def test_a_script_as_it_is_survives_a_kill_and_leaves_when_it_is_asked_to(projec
     status = _asked(project, "status", "own")
     assert "script      examples/own_script/train.py" in status
     assert "1 restart, 2 left" in status
-    assert "it began anew unless it loads a checkpoint of its own (generation 2)" in status
+    assert "it trains on if it loads a checkpoint of its own, else it began anew (generation 2)" in status
     assert "✓ resuming" not in first.told()
     assert [each["script"] for each in named(first.events(), events.SCRIPT_BEGAN_ANEW)] == [
         "examples/own_script/train.py"

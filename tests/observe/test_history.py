@@ -168,3 +168,15 @@ fields = st.sampled_from(
 def test_no_record_whatsoever_breaks_a_history(happened: list[tuple[str, dict[str, Any]]]) -> None:
     """A file that anybody wrote can be read."""
     RunHistory.of([{"event": name, **values} for name, values in happened]).state()
+
+
+def test_a_state_in_memory_is_not_a_snapshot() -> None:
+    """Its step is known; no snapshot of its name ever was on disk."""
+    started = {"restored_from": "000000000404-0001-0123abcd", "step": 404, "steps": 900}
+    held = event(8, events.TRAINING_STARTED, 2, **started, from_memory=True)
+    read = event(8, events.TRAINING_STARTED, 2, **started, from_memory=False)
+    assert (None, 404) == ((g := RunHistory.of([held]).generations[2]).parent, g.memory_step)
+    assert ("000000000404-0001-0123abcd", None) == (
+        (g := RunHistory.of([read]).generations[2]).parent,
+        g.memory_step,
+    )

@@ -117,6 +117,12 @@ def test_last_words_of_a_worker_stand_with_its_failure(run: Path) -> None:
 
     assert ("standard error ended with:", *(f"  {line}" for line in said)) == loud.stderr
     assert () == silent.stderr
+    log = RunFolder(run).rank_log(1, 0, "stderr")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("")
+    assert log_of(silent, RunFolder(run)) is None, "an empty file tells nobody anything"
+    log.write_text("Killed")
+    assert log_of(silent, RunFolder(run)) == str(log)
 
 
 def test_supervisor_that_was_killed_is_told_with_its_step(run: Path) -> None:

@@ -231,9 +231,9 @@ def test_a_script_that_runs_again_is_not_said_to_go_on() -> None:
     failed = event(2, "worker.failed", rank=0, error="killed by SIGKILL", exit_code=-9)
     again = event(3, "script.started", **began, seconds_since_failure=0.5)
     anew = told([event(1, "script.started", **began), failed, again, event(3, "script.began_anew", **began)])
-    assert ["script", "worker killed", "started again", "began anew"] == [line.label for line in anew]
+    assert ["script", "worker killed", "started again", "no steps told"] == [line.label for line in anew]
     assert anew[2].text == "train.py, 0.50 s after the failure"
-    assert "it began anew unless it loads a checkpoint of its own" in anew[3].text
+    assert "it trains on if it loads a checkpoint of its own, else it began anew" in anew[3].text
     assert "good" not in {line.tone for line in anew}
     stepped = told([failed, again, event(4, "training.first_step", 2, step=5, seconds_since_failure=1.5)])
     assert (stepped[-1].label, stepped[-1].text) == ("resuming", "step 5 done 1.5 s after the failure")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from elasticflow.report.facts import facts_of
+from elasticflow.report.job_keys import JobKey
 from elasticflow.report.page import parts_of_bar, render_comparison, render_run
 from elasticflow.run_folder import RunFolder
 from tests.observe.hand_made import RUN_ID, event, make_run, step, story_of_a_kill
@@ -264,3 +266,52 @@ def test_an_empty_folder_has_a_report(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     page = page_of(RunFolder(folder))
     assert "Nothing was measured yet." in page.text
+
+
+def test_a_script_that_tells_no_steps_is_not_said_to_have_trained_none(tmp_path: Path) -> None:
+    """Its steps, its beginning after a restart and its snapshots are its own affair: the page is silent about them."""
+    folder = RunFolder(make_run(tmp_path))
+    state = json.loads(folder.state.read_text())
+    durations = {"run": {"training": 6.0, "starting": 2.0}}
+    folder.state.write_text(json.dumps({**state, "script": "train.py", "step": 0, "durations": durations}))
+    folder.metrics.write_text("")
+    lines = [
+        event(0, "run.started", 0, launch=1),
+        event(1, "node.joined", 0, node="n0", host="a"),
+        event(2, "generation.started", 1, world_size=2, nodes=1, reason="start"),
+        event(3, "script.started", 1, script="train.py"),
+        event(8, "worker.failed", 1, rank=1, node="n0", error="killed by SIGKILL"),
+        event(9, "generation.ended", 1, class_="crash", reason="killed by SIGKILL", step=0),
+        event(10, "generation.started", 2, world_size=2, nodes=1, reason="crash"),
+    ]
+    folder.events.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = page_of(folder)
+    assert "script 6.0 s" in page.text
+    for words in (
+        "training 6.0 s",
+        "0 steps",
+        "0 snapshots ",
+        "after step 0",
+        "the beginning",
+        "goodput",
+        "A colour",
+    ):
+        assert words not in page.text.replace("0 snapshots committed", "")
+
+
+def test_an_override_stands_instead_of_the_files_value(run: RunFolder) -> None:
+    """Only a file stands instead of what it extends."""
+    keys = [
+        JobKey("train.epochs", "60", "--set", overrides=True),
+        JobKey("job.seed", "1", "b.toml", overrides=True),
+    ]
+    page = Tags(render_run(replace(facts_of(run, run.path / "report.html"), keys=keys)))
+    assert "--set, instead of the file's value" in page.text
+    assert "b.toml, instead of what it extends" in page.text
+
+
+def test_a_generation_from_memory_names_no_snapshot(run: RunFolder) -> None:
+    """A snapshot of that name was never written."""
+    told = run.events.read_text().replace('"restored_from": "s"', '"restored_from": "s", "from_memory": true')
+    run.events.write_text(told)
+    assert "step 40, in memory" in page_of(run).text

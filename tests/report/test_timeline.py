@@ -129,3 +129,30 @@ def test_of_a_thousand_nodes_those_have_lanes_to_which_something_happened() -> N
     assert MOST_LANES == len(shown) == len(set(shown))
     assert ["n700", "late"] == shown[-2:]
     assert timeline.lanes == timeline.shown_lanes(2000)
+
+
+def test_a_script_without_steps_runs_and_does_not_start_for_ever() -> None:
+    """From its start in all workers it works, though no step tells so."""
+    timeline = timeline_of(
+        [
+            event(0, "run.started", 0, launch=1),
+            event(1, "node.joined", 0, node="n0", host="a"),
+            event(2, "generation.started", 1, world_size=2, nodes=1, reason="start"),
+            event(3, "script.started", 1, script="train.py"),
+            event(9, "generation.ended", 1, class_="crash", reason="killed by SIGKILL", step=0),
+        ]
+    )
+    (lane,) = timeline.lanes
+    assert [(span.is_training, span.begin, span.end) for span in lane.spans] == [(False, 2, 3), (True, 3, 9)]
+    assert timeline.seconds == 9
+    assert lane.spans[1].text == "generation 1, start: the script runs for 6.0 s; crash: killed by SIGKILL"
+
+
+def test_a_silent_run_goes_on_after_its_last_event() -> None:
+    """The newest generation lasts as long as the run does."""
+    started = event(2, "generation.started", 1, world_size=2, nodes=1, reason="start", members=["n0"])
+    history = RunHistory.of(
+        [event(0, "run.started", 0, launch=1), started, event(3, "script.started", 1, script="s")]
+    )
+    timeline = Timeline.of(history, 60.0)
+    assert (60.0, 60.0) == (timeline.seconds, timeline.lanes[0].spans[-1].end)

@@ -107,8 +107,9 @@ def _text_of(
     """Yield the lines that `elasticflow diff` prints."""
     from elasticflow.compiler.provenance.drift import lines_of
 
-    yield f"{paint('old', bold=True)}  {old.name}"
-    yield f"{paint('new', bold=True)}  {new.name}"
+    # The order is the caller's: the second run may be the older one.
+    yield f"{paint('from', bold=True)}  {old.name}"
+    yield f"{paint('to', bold=True)}    {new.name}"
     yield ""
     if differences and old.copies is not None and new.copies is not None:
         yield from _by_subject(differences)
@@ -170,7 +171,7 @@ def _outcomes(old: RunInputs, new: RunInputs) -> Iterator[str]:
         return
     rows = [(name.replace("_per_s", "/s"), _shown(was.get(name)), _shown(now.get(name))) for name in names]
     yield ""
-    yield from (f"  {line}" for line in table(("how it went", "old", "new"), rows))
+    yield from (f"  {line}" for line in table(("how it went", "from", "to"), rows))
 
 
 def _shown(value: object) -> str:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from elasticflow.cli.output import paint, print_json, show_damage, table, terminal_width
+from elasticflow.cli.output import paint, print_json, shortest_path, show_damage, table, terminal_width
 from elasticflow.cli.parameters import RUN, format_option
 from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.curves import NOT_MEASURED, read_curves
 from elasticflow.observe.records import parse, read
 from elasticflow.observe.runs import find_run
+from elasticflow.observe.status import read_status
 from elasticflow.observe.terminal.colours import speaks_utf8
 from elasticflow.observe.terminal.formats import number
 from elasticflow.system.json_lines import lines_from_end
@@ -59,7 +60,12 @@ def command(*, run: str | None, only: tuple[str, ...], tail: int, plot: bool, fo
     if form == "json":
         print_json([dict(record) for record in records])
     elif not records:
-        click.echo(f"nothing was measured yet in {folder.path}", err=True)
+        why = ""
+        if read_status(folder).has_no_steps:
+            why = (
+                ": its script tells no steps, as it would with elasticflow.join (elasticflow guide own-loop)"
+            )
+        click.echo(f"nothing was measured yet in {shortest_path(folder.path)}{why}", err=True)
     else:
         click.echo("\n".join(_table(records, only)))
 
@@ -84,7 +90,7 @@ def _table(records: Sequence[Record], only: Sequence[str]) -> Iterator[str]:
         for row in rows
         if any(name in row for name in names)
     ]
-    header = [*_FIRST, *names]
+    header = ["step", "epochs", *names]  # the epochs that are finished
     yield from table(
         header, cells, width=terminal_width(), first_to_go=list(reversed(names[1:])), justify="right"
     )

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 # `status` shows this many notes of a kind at most; `why` shows all.
 _MOST_NOTES = 5
+# Labels of notes that are not called as in JSON.
+_LABELS = {"began_anew": "no steps"}
 
 
 @click.command("status")
@@ -120,7 +122,7 @@ def _print(status: RunStatus, history: RunHistory, notes: Mapping[str, str | lis
             more = f"and {len(texts) - _MOST_NOTES} more: elasticflow why {folder.run_id}"
             texts = [*texts[:_MOST_NOTES], more]
         for text in texts:
-            label = name.replace("_", " ")
+            label = _LABELS.get(name, name.replace("_", " "))
             click.echo(f"  {paint(f'{label:<11}', 'yellow')} {text}")
     _print_failure(status)
     if status.status == "interrupted" and isinstance(folder, RunByHand):

@@ -161,7 +161,7 @@ def report_text(report: DeepReport) -> str:
     if facts.groups is not None:
         parts.append(f"in groups: {groups_in_words(facts.groups)}")
     if facts.snapshot_bytes is not None:
-        parts.append(f"a snapshot is {size(facts.snapshot_bytes)}")
+        parts.append(f"a snapshot is about {size(facts.snapshot_bytes)}")
     if facts.loss is not None:
         parts.append(f"loss of the first step {float(facts.loss):.4g}")
     return "; ".join([*parts, *report.notes])

@@ -61,8 +61,9 @@ def write(new_job: NewJob, *, may_ask: bool, gitignore: bool | None, pre_commit:
     written: dict[Path, str | bytes] = {new_job.root / name: text for name, text in new_job.code.items()}
     written[new_job.job_file] = new_job.text
     configuration, by_hand = files.pre_commit_hook(new_job.root) if pre_commit else ({}, "")
-    files.write({**written, **files.schema_file(new_job.job_file), **configuration})
-    for path in (*written, *configuration):
+    others = {**files.schema_file(new_job.job_file), **configuration}
+    files.write({**written, **others})
+    for path in (*written, *others):
         click.echo(f"{paint('wrote', 'green')} {shortest_path(path.absolute())}")
     if by_hand:
         note(f"add to {files.PRE_COMMIT}, under repos:\n{by_hand}")

@@ -89,7 +89,11 @@ def finish(
     say_what_is_next(
         [
             (f"elasticflow plan {shown}", "what a run would do"),
-            (f"elasticflow run {shown}", "train; after Ctrl-C, `elasticflow resume` starts it again"),
+            (
+                f"elasticflow run {shown}",
+                "train; after Ctrl-C, `elasticflow resume` "
+                + ("resumes it" if form.rung else "starts it again"),
+            ),
             (f"elasticflow lint {path}", "the findings, line by line"),
         ]
     )
@@ -145,6 +149,6 @@ def _tell_findings(path: Path, script: Script) -> None:
         f"{number} {word}{'s' if number > 1 else ''}" for word, number in counts.items() if number
     )
     click.echo(
-        f"\n{paint('lint', bold=True)}  {told or 'no warnings'}: `elasticflow lint {path}` shows the lines"
+        f"\n{paint('lint', bold=True)}  {f'{told}: `elasticflow lint {path}` shows the lines' if told else 'no warnings'}"
     )
     show_looked_for(found, EVERYTHING)

@@ -76,10 +76,13 @@ def _of_script(plan: LaunchPlan, script: ScriptPlan, job: Job) -> Iterator[Fact]
         "imports",
         f"{', '.join(['torch', *plan.modules])}: once for all workers and restarts; the rest by each worker",
     )
-    yield "checkpoints", "the script's own: a restart begins it again, and it resumes from what it has saved"
+    yield (
+        "checkpoints",
+        "without `elasticflow.join` in it, the script's own: a restart begins it again, and it trains on only if it loads what it has saved",
+    )
     yield (
         "",
-        "with `elasticflow.join` in it: [snapshots], steps for status and report, and each sample once by `run.batches`",
+        "with `elasticflow.join`: [snapshots], steps for status and report, and each sample once by `run.batches`",
     )
     yield (
         "drain",

@@ -25,7 +25,13 @@ _WITH_DEEP = f"{_AFTER_RUN}, or with --deep"
 
 _DEGREES = 4  # 1, 2, 4, 8, where only the machine tells the number of workers
 
-_HEADER = (("", "nodes"), ("", "workers"), ("samples", "each"), ("forwards", "each"), ("samples", "in one"))
+_HEADER = (
+    ("", "nodes"),
+    ("", "workers"),
+    ("samples of", "a worker"),
+    ("forwards of", "a worker"),
+    ("samples of", "a forward"),
+)
 _HEADER_OF_SCRIPT = ("nodes", "workers")
 _EXACT_HEADER = (("forwards", "of batch mode"), ("gradient", "sums"), ("", "traffic"))
 
@@ -85,7 +91,7 @@ def _snapshots(job: Job, ahead: Forecast, measured: Callable[..., Row]) -> Itera
     if rate is None:
         yield "  an hour", "-", _AFTER_RUN
     else:
-        best = "" if job.snapshots.keep.best is None else "one more for each new best value"
+        best = "" if job.snapshots.keep.best is None else "at most one more for each new best value"
         more = [text for text in ("" if written is None else size(written), best) if text]
         yield "  an hour", f"{'at least' if ahead.is_least else 'about'} {rate:,.0f}", ", ".join(more)
     if rate and ahead.snapshots is not None and not ahead.is_least:

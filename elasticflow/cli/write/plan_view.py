@@ -84,6 +84,8 @@ def lines_of(view: PlanView, width: int) -> Iterator[str]:
 def _command(plan: LaunchPlan, width: int) -> Iterator[str]:
     """Yield the torchrun command that is equal to the launch, and the variables that it needs."""
     yield paint("# the launch as a command of torchrun", dim=True)
+    if plan.script is None:  # another train.py may lie in the project
+        yield paint("# (its train.py and torchrun.sh: elasticflow plan JOB -o DIR)", dim=True)
     yield "python -m torch.distributed.run \\"
     program = 1 if plan.script is None else len(torchrun_command(plan.script))
     yield from (f"    {shlex.quote(option)} \\" for option in plan.torchrun_args[:-program])

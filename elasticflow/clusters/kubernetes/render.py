@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shlex
 from typing import TYPE_CHECKING, Any, Literal
 
 from elasticflow.clusters.kubernetes import objects
@@ -65,7 +66,9 @@ def render_kubernetes(
         container=_CONTAINER[form],
         serves_store=table.rendezvous_pod or job.torchrun.is_store_outside,
     )
-    head = f"{job.job.name}, run {run_id}: made by `elasticflow submit kubernetes {pods.job_file}`."
+    case = () if loaded.case is None else ("--case", loaded.case)
+    words = [pods.job_file, *case, *(word for override in overrides for word in ("--set", override))]
+    head = f"{job.job.name}, run {run_id}: made by `elasticflow submit kubernetes {shlex.join(words)}`."
     config = objects.config_map(pods, {pods.files[path]: text for path, text in texts.items()})
     first = Commented(f"{head}\n{config.comment}", config.value)
     documents = [first, *_objects(pods, form)]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from heapq import merge
+from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.jobfile.checks.training_length import num_steps, samples_per_epoch, steps_per_epoch
 from elasticflow.system.units import intervals, parse_interval
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from elasticflow.jobfile.tables.job import Job
+    from elasticflow.system.units import Interval
 
 _HOUR_S = 3600.0
 
@@ -69,7 +72,7 @@ class Forecast(NamedTuple):
         evaluations: Evaluations in the whole run, including the last one at the end; approximate if several intervals
             coincide. With several sets: by name, without the sets whose number is unknown.
         snapshots_per_hour: Approximate rate.
-        snapshots: Approximate number in the whole run.
+        snapshots: Number in the whole run, without those of new best values; approximate where the clock is among its intervals.
         is_least: The rate comes from the clock alone: counted intervals may raise it.
         bytes_per_hour: Bytes written to the snapshots' place.
         kept: Most snapshots that stay at the end; while a snapshot is written, there is one more.
@@ -119,7 +122,7 @@ def forecast(job: Job, known: Knowledge) -> Forecast:
     duration_s = None if steps is None or step_s is None else steps * step_s
     pace = _pace(job, samples, step_s)
     rate, is_least = _rate(job.snapshots.every, pace)
-    number = None if rate is None or duration_s is None else math.floor(rate * duration_s / _HOUR_S) + 1
+    number = None if steps is None else _num_snapshots(job, samples, steps, step_s)
     kept = _kept(job, pace, duration_s)
     kept = kept if number is None or kept is None else min(kept, number)
     size = None if known.snapshot_bytes is None else known.snapshot_bytes.value
@@ -166,6 +169,44 @@ def _rate(every: str | list[str], pace: _Pace) -> tuple[float | None, bool]:
     elif timed:  # the clock restarts at each snapshot: it is due only in gaps longer than its interval
         rate += fastest * (math.ceil(_HOUR_S / fastest / min(timed)) - 1)
     return rate if pace.steps is None else min(rate, pace.steps), False
+
+
+def _num_snapshots(job: Job, samples: int | None, steps: int, step_s: float | None) -> int | None:
+    """Return the number of steps with a snapshot, the last one included; None if unknown."""
+    every = [parse_interval(text) for text in intervals(job.snapshots.every)]
+    timed = min((each.amount for each in every if each.unit == "s"), default=None)
+    if (timed is not None and not step_s) or (any(each.unit == "epoch" for each in every) and not samples):
+        return None
+    due = (_due_steps(job, samples, each, steps) for each in every if each.unit != "s")
+    # The clock begins anew at each snapshot: it is due only in gaps that take longer than its interval.
+    most = math.inf if timed is None or not step_s else max(1, math.ceil(timed / step_s))
+    number = last = 0
+    for step, _ in groupby(merge(*due, [steps])):
+        number += 1 + int((step - last - 1) // most)
+        last = step
+    return number
+
+
+def _due_steps(job: Job, samples: int | None, every: Interval, steps: int) -> Iterator[int]:
+    """Yield the steps up to the last one at which a multiple of a counted interval is reached, in order."""
+    amount, batch = int(every.amount), job.dataset.global_batch_size
+    if every.unit == "step":
+        yield from range(amount, steps + 1, amount)
+        return
+    is_spilled = job.dataset.tail == "spill" or not samples
+    per_epoch = 0 if is_spilled or not samples else steps_per_epoch(job.dataset, samples)[0]
+    # Samples between the beginnings of two epochs; with tail = "drop", the last ones of an epoch are never consumed.
+    of_epoch = (samples or 0) if job.dataset.tail != "drop" else per_epoch * batch
+    if every.unit == "epoch":
+        amount *= of_epoch
+    reached = amount
+    while amount:
+        epochs, rest = (0, reached) if is_spilled else divmod(reached, of_epoch)
+        step = epochs * per_epoch + math.ceil(rest / batch)
+        if step > steps:
+            return
+        yield step
+        reached += amount
 
 
 def _kept(job: Job, pace: _Pace, duration_s: float | None) -> int | None:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder
 
 _STATE_EVERY_S = 0.25
+# Without changes: a script tells nothing for hours, and its run takes time meanwhile.
+_UNCHANGED_STATE_EVERY_S = 1.0
 
 
 def now() -> str:
@@ -232,10 +234,10 @@ class Journal:
         self.update(devices=sorted(rows, key=itemgetter("rank")))
 
     def turn(self) -> None:
-        """Write and show delayed changes, once it is time; to be called many times a second."""
+        """Write and show delayed changes, once it is time, and the time taken; to be called many times a second."""
         if self._is_told_late:
             self._tell_activities()
-        if self._is_written_late:
+        if self._is_written_late or time.monotonic() - self._written >= _UNCHANGED_STATE_EVERY_S:
             self.update()
 
     def printed(self, printed: Printed) -> None:

@@ -66,12 +66,12 @@ class Ingest:
             self._journal.durations.redone(self._metrics.settle(line["step"], line["generation"]))
             device = str(line["device"]).partition(":")[0]
             facts = {"step": line["step"], "steps": line["steps"], "epoch": line["epoch"], "device": device}
+            # Newer snapshots, if there were any, have been set aside. A state in memory is no snapshot: it goes with the launch.
+            if line["restored_from"] is not None and not line["from_memory"]:
+                facts["snapshot"] = line["restored_from"]
             self._journal.update(at_once=True, **facts)
         elif name == events.STAGE_STARTED:
             self._journal.update(at_once=True, steps=line["steps"])
-        elif name == events.SNAPSHOT_CHOSEN:
-            # Newer ones, if there were any, have been set aside.
-            self._journal.update(snapshot=line["name"])
         elif name == events.TRAINING_FINISHED:  # logging.every may leave the last step out
             self._journal.update(step=line["step"], epoch=line["epoch"])
         self._journal.copy(line)

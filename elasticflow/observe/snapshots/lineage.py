@@ -33,7 +33,8 @@ class LineageGeneration:
         launch: Launch it belongs to; None if unknown.
         reason: Reason it was formed: start, crash, resume ...; None if unknown.
         world_size: Number of workers; None if unknown.
-        parent: Name of the snapshot it resumed from; None: the beginning, or unknown.
+        parent: Name of the snapshot it resumed from, or that a state in memory followed; None: the beginning, or unknown.
+        memory_step: Step of the state in memory that it resumed from; None: from no such state.
         ended: End of the generation in words; None while it runs, or if unknown.
         taken: Number of snapshots it committed; None if unknown.
         snapshots: The generation's snapshots that still exist, the oldest first.
@@ -44,6 +45,7 @@ class LineageGeneration:
     reason: str | None = None
     world_size: int | None = None
     parent: str | None = None
+    memory_step: int | None = None
     ended: str | None = None
     taken: int | None = None
     snapshots: tuple[SnapshotRow, ...] = field(default=(), repr=False)
@@ -90,6 +92,7 @@ def _generation(
         or recorded.world_size
         or _number(claim, "world_size"),
         parent=(first.parent if first else None) or recorded.parent,
+        memory_step=recorded.memory_step,
         snapshots=own,
     )
 
@@ -165,6 +168,8 @@ def _workers(generation: LineageGeneration, before: LineageGeneration | None) ->
 
 
 def _start(generation: LineageGeneration, names: set[str]) -> str:
+    if generation.memory_step is not None:
+        return f"from step {generation.memory_step} in memory"
     if generation.parent is None:
         return "from the beginning" if generation.number == 1 else ""
     match = SNAPSHOT_NAME.fullmatch(generation.parent)

@@ -28,11 +28,16 @@ def took(parts: Mapping[str, float], *, is_blind: bool = False) -> str:
         parts: Seconds by activity.
         is_blind: The workers report no steps: that their script ran is known, that it trained is not.
     """
-    parts = {"script" if is_blind and name == "training" else name: parts[name] for name in parts}
+    parts = {activity_word(name, is_blind=is_blind): parts[name] for name in parts}
     total = sum(parts.values())
     least = 1.0 if total >= _MINUTE_S else 0.05
     words = [f"{name} {span(seconds)}" for name, seconds in parts.items() if seconds >= least]
     return f"{span(total)}: {', '.join(words)}" if words else span(total)
+
+
+def activity_word(name: str, *, is_blind: bool) -> str:
+    """Return the word for a part of the time, which is the script's in a run that *is_blind*."""
+    return "script" if is_blind and name == "training" else name
 
 
 def goodput(parts: Mapping[str, float]) -> float | None:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 # Speed is the mean over this much training: long enough to be steady, short enough to notice a change.
 OVER_S = 8.0
+# The first steps of a group warm up: until so many are timed, or for so long, they do not tell the time left.
+_LEAST_STEPS, _LEAST_S = 10, 1.0
 # The time of an evaluation is the mean over this many.
 _EVALUATIONS = 5
 
@@ -73,9 +75,11 @@ class Pace:
     def seconds_left(self, step: int, steps: int) -> float | None:
         """Return the seconds for the steps after *step* up to *steps*, and for the evaluations among them and at the end.
 
-        Time and interval of evaluations are known after the first evaluation.
+        Time and interval of evaluations are known after the first evaluation. None until the steps timed can tell.
         """
         if self.step_s is None:
+            return None
+        if self._timed < _LEAST_S and self._steps[-1][0] - self._steps[0][0] < _LEAST_STEPS:
             return None
         return max(0, steps - step) * self.step_s + self._evaluations_left(step, steps) * self._evaluation_s
 

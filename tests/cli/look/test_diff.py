@@ -77,7 +77,7 @@ def test_a_run_and_its_job_file_are_equal(project: Path, capsys: pytest.CaptureF
     _launched(project, "one")
     assert 0 == call(["diff", "one", "small.toml"])
     lines = capsys.readouterr().out.splitlines()
-    assert ["old  small one", "new  small.toml"] == lines[:2]
+    assert ["from  small one", "to    small.toml"] == lines[:2]
     assert "  no difference in job, own code, versions, machine and data" in lines
     assert ["  loss         0.2500    -", "  restarts     1         -"] == lines[-2:]
 

@@ -45,7 +45,7 @@ def test_the_newest_come_last(ran: Callable[..., Ran]) -> None:
     head, *rows = out.splitlines()
     assert head.split() == [
         "step",
-        "epoch",
+        "epochs",
         "loss",
         "lr",
         "eval",
@@ -101,3 +101,12 @@ def test_nothing_was_measured_yet(ran: Callable[..., Ran]) -> None:
     code, out, err = ran()
     assert (code, out) == (0, "")
     assert err.startswith("nothing was measured yet in ")
+
+
+def test_a_script_that_tells_no_steps_has_no_measurements(ran: Callable[..., Ran]) -> None:
+    """The reason is said, with the remedy."""
+    folder = Path("runs/mnist") / RUN_ID
+    (folder / "metrics.jsonl").unlink()
+    state = json.loads((folder / "state.json").read_text())
+    (folder / "state.json").write_text(json.dumps({**state, "script": "train.py", "step": 0}))
+    assert "its script tells no steps, as it would with elasticflow.join" in ran()[2]

@@ -95,7 +95,7 @@ def offered(*words: str) -> list[str]:
         (["plan", "jobs/mnist.toml", "--diff", "m"], ["mnist"]),
         (["diff", "mnist", "jobs/m"], ["jobs/mnist.toml", "jobs/my job.toml"]),
         (["init", ""], ["jobs/", "model.py", "runs/"]),
-        (["init", "--example", "gp"], ["gpt"]),
+        (["init", "--example", "g"], ["gpt", "graphs"]),
         (["logs", "--level", "w"], ["warning"]),
         (["plan", "a.toml", "-o", "jo"], ["jobs/"]),
         (["guide", "--schema", "job", "-o", "no"], ["notes.txt"]),

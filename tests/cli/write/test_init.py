@@ -70,7 +70,9 @@ def test_an_example_from_nothing(project: Path, capsys: pytest.CaptureFixture[st
     assert "*.pyc\n/runs/\n" == (project / ".gitignore").read_text()
     assert (project / "jobs" / "job.schema.json").read_bytes() == SCHEMA_FILE.read_bytes()
     assert (project / "jobs" / "spirals.toml").read_text().startswith("#:schema job.schema.json\n")
-    assert "elasticflow run jobs/spirals.toml" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "elasticflow run jobs/spirals.toml" in told
+    assert "wrote jobs/job.schema.json" in told
     assert 0 == call(["validate", "--strict", "jobs/spirals.toml"])
 
 

@@ -178,6 +178,20 @@ def test_a_script_without_a_way_back_is_not_said_to_go_on(
     told = capsys.readouterr().out
     assert "1 EF616" in told
     assert "resumes from" not in told
+    assert 0 == call(["plan", "jobs/fit.toml"])
+    assert "it trains on only if it loads what it has saved" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_script_with_join_is_resumed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It does not begin again after Ctrl-C, and lint has no lines to show."""
+    (here / "fit.py").write_text(
+        "import elasticflow as ef\nimport torch\nrun = ef.join()\nfor batch in run.batches(data, size=4):\n"
+        "    model(batch.inputs).backward()\n    run.step()\nrun.finish()\n", "utf-8"
+    )  # fmt: skip
+    assert 0 == call(["init", "fit.py"])
+    told = capsys.readouterr().out
+    assert "after Ctrl-C, `elasticflow resume` resumes it" in told
+    assert "lint  no warnings\n" in told
 
 
 def test_a_model_is_no_script(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

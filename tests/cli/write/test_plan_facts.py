@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
+from elasticflow.cli.write.deep_options import report_text
 from elasticflow.cli.write.plan_facts import drawn_in_words, facts
 from elasticflow.cli.write.plan_figures import figures_table
 from elasticflow.compiler.plan.forecast import Knowledge, Known, KnownSets, forecast
 from elasticflow.compiler.plan.launch_plan import plan_job
+from elasticflow.deep.check import DeepReport
+from elasticflow.deep.messages import Facts
 from elasticflow.observe.terminal.formats import order_in_words
 from tests.compiler.jobs import make_job
 
@@ -141,3 +144,9 @@ def test_memory_of_a_worker_is_told_at_each_degree() -> None:
         "a worker at 4 4.0 MB 1.0 MB parameters, 1.0 MB gradients, 2.0 MB the optimizer's and other state",
         "staging 3.0 MB of each of 4 workers, for a snapshot",
     ]
+
+
+def test_the_size_of_a_snapshot_is_about_what_a_run_writes() -> None:
+    """The tensors' bytes are counted; names and offsets in the files come on top."""
+    report = DeepReport((), Facts(samples=2000, snapshot_bytes=65_568), ())
+    assert "2,000 samples; a snapshot is about 65.6 kB" == report_text(report)

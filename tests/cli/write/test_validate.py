@@ -218,6 +218,11 @@ def test_usage_errors_are_exit_code_2_with_a_suggestion(ran: Callable[..., Ran])
     code, _, err = ran("validate", "--strickt", "x")
     assert (code, err.splitlines()[-1]) == (2, "error: No such option '--strickt'. Did you mean '--strict'?")
     assert ran("plan")[0] == 2
+    code, _, err = ran("submit", "jobs/small.toml", "--print")
+    assert (code, err.splitlines()[-1]) == (
+        2,
+        "error: jobs/small.toml comes after a command: slurm, kubernetes",
+    )
 
 
 def test_help_names_every_command_without_importing_one(ran: Callable[..., Ran]) -> None:

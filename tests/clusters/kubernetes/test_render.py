@@ -42,6 +42,12 @@ def test_manifest_is_as_it_was(job: str, form: Form) -> None:
     assert (GOLDEN / f"{job}-{form}.yaml").read_text("utf-8") == rendered(job, form)
 
 
+def test_manifest_names_the_whole_command() -> None:
+    """Without what was set, the command may be refused, or makes another manifest."""
+    first = rendered("small", "job", "train.epochs=3", 'kubernetes.image="other:2"').splitlines()[0]
+    assert first.endswith("small.toml --set train.epochs=3 --set 'kubernetes.image=\"other:2\"'`.")
+
+
 @pytest.mark.parametrize(("job", "form"), CASES)
 def test_what_kubernetes_defines_is_valid_there(job: str, form: Form) -> None:
     """Every object, and every job inside another, by Kubernetes' own schema of the version named; unknown keys are errors."""

@@ -300,6 +300,37 @@ def test_finished_run_has_made_its_last_step(folder: RunFolder) -> None:
     assert 80 == _state(folder)["step"]
 
 
+def test_state_in_memory_is_not_the_newest_snapshot(folder: RunFolder) -> None:
+    """It goes with the launch: a resume begins at what is on disk."""
+    journal = Journal(folder, 1, _ignore)
+    metrics = Metrics(folder)
+    ingest = Ingest(journal, metrics, EnvironmentRecord(folder.launch(1)))
+    told = {
+        "event": events.TRAINING_STARTED,
+        "step": 7,
+        "steps": 9,
+        "epoch": 0,
+        "device": "cpu",
+        "generation": 1,
+    }
+    ingest.lines([{**told, "restored_from": "read", "from_memory": False}])
+    ingest.lines([{**told, "restored_from": "held", "from_memory": True}])
+    metrics.close()
+    journal.close()
+    assert "read" == _state(folder)["snapshot"]
+
+
+def test_time_taken_is_written_without_changes(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that tells nothing runs on, and so does its clock."""
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    journal = Journal(folder, 1, _ignore)
+    journal.update(at_once=True, script="train.py")
+    now += 60.0
+    journal.turn()
+    assert 60.0 == sum(_state(folder)["durations"]["launch"].values())
+
+
 @pytest.mark.parametrize(
     "content", ["null", "[1]", "{", "", "\x00" * 300, '{"step": "x", "steps": [], "loss": {}}']
 )

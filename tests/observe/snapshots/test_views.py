@@ -155,6 +155,12 @@ def test_of_many_snapshots_the_newest_and_the_shown_one_are_drawn() -> None:
     assert 1 + 1 + 1 + 8 == len(text)
 
 
+def test_a_state_in_memory_is_where_a_generation_began() -> None:
+    """Not the snapshot before it."""
+    began = LineageGeneration(2, reason="crash", world_size=1, parent=row(20).name, memory_step=24)
+    assert "generation 2  1 worker, crash, from step 24 in memory" == draw([began], [], "")[0][0]
+
+
 def test_a_parent_that_is_gone() -> None:
     """Retention may have removed what a generation resumed from."""
     rows = [row(30, 2)]
