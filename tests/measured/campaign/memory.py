@@ -89,7 +89,7 @@ LOOPS = {
     },
     "ddp": {
         "arguments": "",
-        "prepare": "replicas = torch.nn.parallel.DistributedDataParallel(model)",
+        "prepare": "replicas = run.wrap(model)",
         "gradients": "loss = loss_of(batch)['loss']; (loss * batch.share).backward()",
     },
 }
@@ -307,7 +307,7 @@ def flat(project: Project) -> str:
     if (code := running.end(1000)) != 0:
         raise RuntimeError(f"ended with {code}: {running.told()}")
     lines = [f"| {name} | {found[0][name]:.1f} | {found[1].get(name, 0):.1f} |" for name in found[0]]
-    title = f"Memory of a run of {FAST_STEPS} steps of an own loop, one worker, MB (private and shared pages of its own):"
+    title = f"Memory of a run of {FAST_STEPS} steps of an own loop, one worker, MB of private pages:"
     return "\n".join(
         [
             title,
@@ -330,7 +330,7 @@ def _memory(running: Running) -> dict[str, float]:
         if process.pid == running.process.pid:
             name = "supervisor"
         if name is not None:
-            found[name] = process.memory_full_info().pss / 1e6
+            found[name] = process.memory_full_info().uss / 1e6
     return found
 
 
