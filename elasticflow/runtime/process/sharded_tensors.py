@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import sys
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -176,14 +177,17 @@ def _shards_of(tensor: Any, name: str) -> Shards:
         or not tensor.dim()
     ):
         raise StateError(f"{name} is a DTensor with placements {tuple(placements)}", _PLAIN)
-    (dim,) = cut
-    ranks, world_size = mesh.mesh, dist.get_world_size()
-    place = mesh.get_coordinate()
+    try:
+        return _shards_on(mesh, cut[0], dist.get_world_size())
+    except StateError as error:
+        raise StateError(f"{name} is a DTensor over ranks {error.message}", error.remedy) from None
+
+
+@lru_cache(maxsize=8)  # asking a mesh takes a third of the time that training stands still for a snapshot
+def _shards_on(mesh: Any, dim: int, world_size: int) -> Shards:
+    ranks, place = mesh.mesh, mesh.get_coordinate()
     if place is None:
-        raise StateError(
-            f"{name} is a DTensor over ranks {ranks.flatten().tolist()}, and this rank is not among them",
-            _PLAIN,
-        )
+        raise StateError(f"{ranks.flatten().tolist()}, and this rank is not among them", _PLAIN)
     degree, shard = ranks.size(dim), place[dim]
     everybody = ranks.flatten().tolist()
     if sorted(everybody) == list(range(world_size)):
@@ -193,7 +197,7 @@ def _shards_of(tensor: Any, name: str) -> Shards:
         holders = [first + shard for first in range(0, world_size, degree)]
     else:
         raise StateError(
-            f"{name} is a DTensor over ranks {everybody} of {world_size}: which ranks hold the same rows is not known",
+            f"{everybody} of {world_size}: which ranks hold the same rows is not known",
             "make a mesh of all ranks, init_device_mesh(device, (replicas, shards)), or one of consecutive ranks for each replica",
         )
     return Shards(shard, degree, tuple(sorted(holders)))
