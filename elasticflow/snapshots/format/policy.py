@@ -123,8 +123,8 @@ class BoundedShare:
     """Decides when something that takes time is due again, so that it takes at most a `SHARE` of the time.
 
     Time is an argument. A clock that was set back begins the pause anew. One time that was measured far too long (the process
-    was suspended meanwhile) does not count for long: the median of the last three decides. Most of a wait for other ranks
-    is their lag, for which the next step would wait otherwise: the shortest of the last `_WAITS` waits counts.
+    was suspended meanwhile) does not count for long: the median of the last three decides. Waits for other ranks vary more, by
+    lags for which the next step would wait otherwise: the median of the last `_WAITS` counts.
 
     Args:
         now: Present time, in seconds.
@@ -142,7 +142,10 @@ class BoundedShare:
     def is_due(self, now: float) -> bool:
         """Return whether it may be done at *now*."""
         self._since = min(self._since, now)
-        return (now - self._since) * self.SHARE >= statistics.median_low(self._taken) + min(self._waited)
+        return (now - self._since) * self.SHARE >= self._cost()
+
+    def _cost(self) -> float:
+        return statistics.median_low(self._taken) + statistics.median(self._waited)
 
     def begin(self, now: float) -> None:
         """Note that it is done at *now*; `spent` tells how long it takes."""

@@ -48,7 +48,7 @@ def test_the_minority_is_astray(ranks: list[Sums], astray: list[int], expected: 
     assert f"after step 7 {expected}" == error.message
 
 
-def test_held_state_on_the_cpu_counts_at_once(me: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_held_state_on_the_cpu_counts_at_once(me: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hold is compared before the next step begins, a snapshot beside it: what is killed in that step loses no held step."""
     me.world_size = 2
     compared: list[str] = []
@@ -70,6 +70,9 @@ def test_held_state_on_the_cpu_counts_at_once(me: Any, monkeypatch: pytest.Monke
     assert ([1], True) == (counted, check.is_pending)
     check.finish()
     assert [1, 2] == counted
+    large = state_of({"w": torch.ones(1 << 21)})
+    check.start(Position(3, 12, 0, 12, is_epoch_end=False), large, lambda: counted.append(3), soon=True)
+    assert check.is_pending
     assert compared[0] == compared[1] != repr({})
 
 

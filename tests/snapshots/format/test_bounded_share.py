@@ -74,16 +74,20 @@ def test_time_that_a_clock_took_back_counts_as_none() -> None:
     assert share.is_due(5.0)
 
 
-def test_lag_of_other_ranks_does_not_count() -> None:
-    """Each hold takes 10 ms and an exchange of 5 ms; another rank comes 100 ms later, except for once in eight holds."""
+def test_lag_of_other_ranks_now_and_then_does_not_count() -> None:
+    """Each hold takes 10 ms and an exchange of 5 ms; in three of eight another rank comes a minute late."""
     share = BoundedShare(0.0, 0.0)
     for number in range(8):
         share.begin(number)
-        share.spent(0.01, waited=0.005 if number == 3 else 0.105)
+        share.spent(0.01, waited=60.0 if number % 3 == 0 else 0.005)
     assert not share.is_due(7.7)
     assert share.is_due(7.8)
-    for number in range(8, 12):
-        share.begin(number)
-        share.spent(0.01, waited=0.105)
-    assert not share.is_due(16.7)
-    assert share.is_due(16.8)
+
+
+def test_ranks_that_always_wait_hold_less_often() -> None:
+    """An exchange takes 100 ms on this network."""
+    share = BoundedShare(0.0, 0.0)
+    share.begin(10.0)
+    share.spent(0.01, waited=0.1)
+    assert not share.is_due(15.4)
+    assert share.is_due(15.6)
