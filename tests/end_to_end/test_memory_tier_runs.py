@@ -263,16 +263,16 @@ def test_killed_while_it_holds_and_while_a_held_state_is_written(
 def test_killed_while_a_slow_store_writes_resumes_from_a_newer_state(
     project: Project, tiny_reference: Reference
 ) -> None:
-    """A snapshot takes 20 s to write. States are held meanwhile, and the killed worker's successor resumes from the newest."""
+    """A snapshot takes 12 s to write. States are held meanwhile, and the killed worker's successor resumes from the newest."""
     tiny_job.write_standard(project)
-    fault = "shares.mid_write=stall:20@1"
-    environment = {"TINY_PAUSE_S": "0.1", fault_injection.VARIABLE: fault}
-    running = project.run(JOB, "slow", "snapshots.every=60 steps", job="tiny", **environment)
+    fault = "shares.mid_write=stall:12@1"
+    environment = {"TINY_PAUSE_S": "0.05", fault_injection.VARIABLE: fault}
+    running = project.run(JOB, "slow", "snapshots.every=40 steps", job="tiny", **environment)
 
     def held() -> int:
         return int(running.state().get("held") or 0)
 
-    second = running.wait_for("a state in the other slot", lambda: held() > 60 and held())
+    second = running.wait_for("a state in the other slot", lambda: held() > 40 and held())
     third = running.wait_for("a state in the third slot", lambda: held() > second and held())
     later = running.wait_for("a state in place of the second", lambda: held() > third and held())
     assert [] == named(running.events(), events.SNAPSHOT_COMMITTED)

@@ -80,7 +80,8 @@ def test_run_in_a_bucket_outlives_a_worker_and_its_machine_and_tells_no_key(
     files = s3fs.S3FileSystem(skip_instance_cache=True)
     for path in FOLDER.glob("*.gz"):
         files.pipe_file(f"{s3_bucket}/mnist/{path.name}", path.read_bytes())
-    uri, sets = f"s3://{s3_bucket}/runs", ("train.epochs=", "snapshots.every=20 steps")
+    uri = f"s3://{s3_bucket}/runs"
+    sets = ("train.epochs=", "snapshots.every=20 steps", 'snapshots.memory="off"')
     project = projects("there")
     with monkeypatch.context() as without:
         told = use_keys_of_the_job_file(project, uri, without)

@@ -406,12 +406,13 @@ class Snapshots:
         # Else it waits for no store.
         with self._snapshot_phase() if is_durable and (tier is None or tier.is_auto) else nullcontext():
             if tier is None:
-                self._hand_over(position, trigger, waits=waits)
+                captured = self._hand_over(position, trigger, waits=waits)
             else:
                 self._hold(tier, position, trigger if is_durable else None, waits=waits)
+                captured = None
         if not is_durable:
             return
-        self._capture_check.start(self._state.capture())
+        self._capture_check.start(captured or self._state.capture())
         self._last, self._last_time = position, time.monotonic()
         self._staged = self._metadata.name(position.step)
         self._reports.stall_s = round(self._last_time - began, 6)
@@ -512,7 +513,7 @@ class Snapshots:
         self._note_size(captured)
         self._is_prepared = True
 
-    def _hand_over(self, position: Position, trigger: str, *, waits: bool) -> None:
+    def _hand_over(self, position: Position, trigger: str, *, waits: bool) -> Captured:
         self._copier.finish()
         self._owes_snapshot = False
         captured = self._state.capture()
@@ -530,6 +531,7 @@ class Snapshots:
         )
         self._replica_check.start(position, captured, partial(self._copier.then, send))
         self._note_size(captured)
+        return captured
 
     def _send(self, overtaken: str | None, **shard: Any) -> None:
         self._owes_snapshot = overtaken is not None
