@@ -61,9 +61,10 @@ import elasticflow as ef
 from obedient import Samples
 from trajectory_models import mlp
 
-torch.set_num_threads(1)
 here, pause = Path(__file__).parent, float(os.environ.get("TINY_PAUSE_S", "0.004"))
 run = ef.join({arguments})
+# As many on a machine of its own as beside others: sums of several threads have other bits.
+torch.set_num_threads(1)
 model = mlp()
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 run.keep(model=model, optimizer=optimizer)
