@@ -222,8 +222,7 @@ class BufferPool:
 
     def release(self, buffer: Buffer) -> None:
         """Forget *buffer*: the machine has its memory back once no process looks at it any more."""
-        with self._lock:
-            os.close(buffer.descriptor)
+        os.close(buffer.descriptor)
 
     def written(self, buffer: Buffer) -> bool:
         """Mark *buffer* as written; True if its worker waits for the message that it may be filled again."""

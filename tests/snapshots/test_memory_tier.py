@@ -664,14 +664,20 @@ def slow_store(bench: Bench, monkeypatch: pytest.MonkeyPatch, **config: Any) -> 
     return writer, rank
 
 
-def test_optional_tier_has_a_third_slot_while_a_snapshot_is_written(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """States are held meanwhile, and the third slot's memory is given back afterwards, by both processes."""
+def with_third_slot(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> tuple[WriterProcess, Rank]:
+    """Return what `slow_store` does, once the rank has another slot."""
     writer, rank = slow_store(bench, monkeypatch)
     rank.tier.ask_for_another(101.1)
     while not rank.tier.is_free:
         time.sleep(0.01)
+    return writer, rank
+
+
+def test_optional_tier_has_a_third_slot_while_a_snapshot_is_written(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """States are held meanwhile, and the third slot's memory is given back afterwards, by both processes."""
+    writer, rank = with_third_slot(bench, monkeypatch)
     memory = staging_files(writer.process.pid)
     assert 3 == len(memory)
     for step in (3, 4, 5):
@@ -695,10 +701,7 @@ def test_killed_while_a_snapshot_is_written_leaves_a_newer_state(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The successor takes three slots over, with the newest state, and gives one back with the first that it holds."""
-    writer, rank = slow_store(bench, monkeypatch)
-    rank.tier.ask_for_another(101.1)
-    while not rank.tier.is_free:
-        time.sleep(0.01)
+    writer, rank = with_third_slot(bench, monkeypatch)
     rank.hold(3)
     rank.hold(4)
     rank.client.close()

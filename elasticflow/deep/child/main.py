@@ -139,7 +139,8 @@ class Probe:
             sharding = self._look_at_sharding(code, trained)
             if "dataset" in self._batches:
                 self._take_step(code, trained)
-                self._take_sharded_step(code, sharding)
+                if sharding is not None:
+                    self._take_sharded_step(code, sharding)
             else:
                 step_without_data(report, trained)
             # The steps have reported the state that a snapshot would leave out.
@@ -177,11 +178,13 @@ class Probe:
         sharding: Sharding | None = code.get("SHARDING")
         if sharding is None or sharding.shard == 1:
             return None
-        optimizers = several_optimizers.optimizers(trained.optimizer).items()
         is_fit = True
         for key, require in (
             (f"parallel.{'wrap' if sharding.wrap else 'shard'}", partial(blocks_of, trained.model, sharding)),
-            ("optimizer.entry", partial(require_elementwise, optimizers)),
+            (
+                "optimizer.entry",
+                lambda: require_elementwise(several_optimizers.optimizers(trained.optimizer).items()),
+            ),
         ):
             try:
                 require()
@@ -216,9 +219,7 @@ class Probe:
                     measured += [f"{table.end[1:]}.{name}".lstrip(".") for name in [*always, *names]]
         hooks.try_out(report, code, trained, run, measured)
 
-    def _take_sharded_step(self, code: EntryPoint, sharding: Sharding | None) -> None:
-        if sharding is None:
-            return
+    def _take_sharded_step(self, code: EntryPoint, sharding: Sharding) -> None:
         with self._part():
             sharded.try_out(self._report, code, sharding, self._batches["dataset"])
             self._report.note(

@@ -22,6 +22,7 @@ from elasticflow.runtime.process import environment
 from elasticflow.runtime.process.process_group import DigestComparison
 from elasticflow.runtime.process.sharded_tensors import NOT_SHARDED, local_of
 from elasticflow.runtime.snapshot import checksums
+from elasticflow.runtime.snapshot.rank_shard import nbytes_of
 from elasticflow.snapshots.format.policy import Due
 
 if TYPE_CHECKING:
@@ -291,7 +292,7 @@ def _is_small(captured: Captured) -> bool:
     if captured.boxes:
         return False
     compared = (t for key, t in captured.tensors.items() if key not in captured.local)
-    return sum(t.numel() * t.element_size() for t in compared) <= _SMALL
+    return sum(map(nbytes_of, compared)) <= _SMALL
 
 
 def flip(model: nn.Module) -> None:

@@ -142,10 +142,8 @@ class BoundedShare:
     def is_due(self, now: float) -> bool:
         """Return whether it may be done at *now*."""
         self._since = min(self._since, now)
-        return (now - self._since) * self.SHARE >= self._cost()
-
-    def _cost(self) -> float:
-        return statistics.median_low(self._taken) + statistics.median(self._waited)
+        cost = statistics.median_low(self._taken) + statistics.median(self._waited)
+        return (now - self._since) * self.SHARE >= cost
 
     def begin(self, now: float) -> None:
         """Note that it is done at *now*; `spent` tells how long it takes."""
