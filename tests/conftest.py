@@ -102,7 +102,8 @@ def real_processes() -> None:
 @pytest.fixture(scope="session")
 def forked(real_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedPrograms]:
     """Yield what starts programs as forks of one process for all tests: it takes seconds to import torch."""
-    programs = ForkedPrograms(tmp_path_factory.mktemp("forked"))
+    # Each program that shards a model would import the compiler.
+    programs = ForkedPrograms(tmp_path_factory.mktemp("forked"), ("torch._dynamo.config",))
     yield programs
     programs.close()
 

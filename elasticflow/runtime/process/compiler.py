@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.protocol import worker_environment
-from elasticflow.runtime.process import torch_private
+from elasticflow.runtime.process import deferred_compiler, torch_private
 
 if TYPE_CHECKING:
     from elasticflow.runtime.process.step_log import Heartbeat
@@ -54,7 +54,7 @@ class Compilation:
 
     def watch(self) -> None:
         """Begin to watch torch's compiler, which may take minutes and compiles again for new shapes."""
-        torch_private.on_compile(self._begin, self._end)
+        deferred_compiler.once_imported(lambda: torch_private.on_compile(self._begin, self._end))
         use_cache()
 
     @property

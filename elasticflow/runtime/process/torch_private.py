@@ -5,9 +5,9 @@ Seen in torch 2.13, 2.14 and 2.15, the same in each unless an entry says otherwi
 (`tests/runtime/process/test_torch_private.py`), so that a version that behaves differently fails there and not in a user's
 run. If a version lacks a name, `TorchChangedError` names it, at import or at its first use, unless an entry says otherwise.
 
-Two more places depend on a version of torch and cannot stand here, since the launcher does not import the runtime:
-`launcher/fork_server/torchrun_arguments.py` (torchrun's own parser; nothing underscored) and `preload.py` beside it
-(imports `torch._dynamo` by name, ahead of its first use). The texts of a collective that fails are in `errors.py`.
+Three more places depend on a version of torch: `deferred_compiler.py` beside this module, whose whole subject is one;
+`launcher/fork_server/torchrun_arguments.py` (torchrun's own parser; nothing underscored), since the launcher does not import
+the runtime; and `errors.py`, with the texts of a collective that fails.
 """
 
 from __future__ import annotations

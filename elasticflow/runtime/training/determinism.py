@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import re
-import sys
 from contextlib import suppress
 
 import torch
 
 from elasticflow.errors import StateError
 from elasticflow.protocol import worker_environment
-from elasticflow.runtime.process import torch_private
+from elasticflow.runtime.process import deferred_compiler, torch_private
 
 _ERRORS = 2  # torch.get_deterministic_debug_mode: 0 is off, 1 only warns
 _ON_CPU = "the same operation on the CPU: x.cpu() before it, .to(x.device) after it"
@@ -41,8 +40,7 @@ def be_deterministic() -> None:
     torch.backends.cudnn.benchmark = False
     # Else every new tensor is filled first, in case somebody reads it before it is written.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    if "torch._dynamo" in sys.modules:  # a compiled model
-        torch_private.compile_deterministically()
+    deferred_compiler.once_imported(torch_private.compile_deterministically)
 
 
 def require_deterministic() -> None:
