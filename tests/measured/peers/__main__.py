@@ -4,7 +4,8 @@
     python -m tests.measured.peers measure [--peer ...] [--fault ...] [--seconds 1500]
     python -m tests.measured.peers page                     elasticflow/guide/compared.md and its pictures, from the trials
 
-`measure` appends a line for each trial to `data/trials.jsonl`. The page is made of the newest trials of each peer and fault.
+`measure` appends a line for each trial to `data/trials.jsonl`. The page is made of the newest trials of each peer and fault, and of quiet ones
+where there are any.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from tests.measured.peers import judging
-from tests.measured.peers.page import write_page
+from tests.measured.peers.page import is_busy, read, write_page
 from tests.measured.peers.peers import BY_KEY, PEERS, Peer, python_of
 from tests.measured.peers.trial import Plan, Trial, strike
 
@@ -47,11 +50,12 @@ def plan() -> Plan:
 def install(environments: Path, peers: list[Peer]) -> None:
     """Make each environment that is missing, and note what is in it."""
     versions = json.loads(VERSIONS.read_text()) if VERSIONS.exists() else {}
-    for peer in peers:
+    for peer in {peer.environment: peer for peer in peers}.values():
         python = python_of(peer, environments) / "python"
-        if not python.exists():
+        if peer.environment != "elasticflow" and not python.exists():
             subprocess.run([sys.executable, "-m", "venv", environments / peer.environment], check=True)
-            subprocess.run([python, "-m", "pip", "install", "--quiet", *peer.packages], check=True)
+        # pip is quick where all is there, and completes an environment that was given up halfway.
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *peer.packages], check=True)
         frozen = subprocess.run(
             [python, "-m", "pip", "list", "--format=json"], check=True, capture_output=True, text=True
         ).stdout
@@ -75,7 +79,7 @@ def attempts(options: argparse.Namespace, faults: Plan) -> Iterator[tuple[Peer, 
     names = [name for name in faults.faults if name in options.fault]
     for number, fault, key in itertools.product(range(options.tries), names, options.peer):
         peer = BY_KEY[key]
-        if fault in peer.faults:
+        if fault in peer.faults and (options.unpromised or fault not in peer.not_promised):
             yield peer, fault, number
 
 
@@ -86,10 +90,15 @@ def measure(options: argparse.Namespace) -> None:
         faults = replace(faults, steps=tuple(options.at))
     end = time.monotonic() + options.seconds
     options.trials.parent.mkdir(exist_ok=True)
+    of_options = {"model": options.model, "workers": options.workers}
     for peer, fault, number in attempts(options, faults):
-        if time.monotonic() > end:
+        if time.monotonic() > end or (options.until and options.until.exists()):
             print("the time is over", file=sys.stderr)
             return
+        cell = {"peer": peer.name, "variant": peer.variant, "fault": fault, "number": number, **of_options}
+        there = read(options.trials) if options.missing and options.trials.exists() else []
+        if any(cell.items() <= record.items() and not is_busy(record) for record in there):
+            continue
         record = tried(peer, fault, number, options, faults)
         with options.trials.open("a") as file:
             file.write(json.dumps(record) + "\n")
@@ -114,12 +123,11 @@ def tried(peer: Peer, fault: str, number: int, options: argparse.Namespace, faul
         if fault == "full":
             subprocess.run(["mount", "-t", "tmpfs", "-o", "size=160m", "none", trial.state], check=True)
         try:
-            load = os.getloadavg()[0]
+            load, others = os.getloadavg()[0], psutil.cpu_percent(1.0)
             trial.start()
             facts = strike(trial, fault, faults, number)
-            ended = not facts.get("never") and trial.await_end(
-                options.limit or faults.faults[fault].get("limit_s", faults.limit_s)
-            )
+            limit_s = options.limit or faults.faults[fault].get("limit_s", faults.limit_s)
+            ended = not facts.get("never") and trial.await_end(limit_s, SAMPLES * options.epochs // BATCH)
             reached, codes = trial.step(), trial.exit_codes()
         finally:
             trial.kill()
@@ -135,6 +143,7 @@ def tried(peer: Peer, fault: str, number: int, options: argparse.Namespace, faul
         "nodes": most,
         "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "load": round(load, 1),
+        "others_percent": others,
         "ended": ended,
         "exit": codes,
         "reached": reached,
@@ -191,7 +200,10 @@ def main() -> None:
     parser.add_argument(
         "--at", nargs=2, type=int, help="range of the faults' steps, where it is not the plan's"
     )
-    parser.add_argument("--limit", type=float, help="seconds to the end, where they are not the plan's")
+    parser.add_argument("--limit", type=float, help="seconds without a step, where they are not the plan's")
+    parser.add_argument("--unpromised", action="store_true", help="also what a peer does not promise")
+    parser.add_argument("--missing", action="store_true", help="only cells that have no quiet trial yet")
+    parser.add_argument("--until", type=Path, help="no trial begins once this file exists")
     parser.add_argument("--trials", type=Path, default=TRIALS, help="file of the trials")
     parser.add_argument("--seconds", type=float, default=1500.0, help="after which no trial begins")
     parser.add_argument("--environments", type=Path, default=CACHE, help="folder of the environments")

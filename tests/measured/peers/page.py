@@ -28,8 +28,20 @@ SHORT = dict(
     )
 )
 SAVE_EVERY = 50
+DAMAGES = {"half", "bit"}
 RESIZES = {"node", "join", "leave"}  # another number of workers sums in another order
+BUSY = 3.0  # load of two cores at the begin of a trial
+OTHERS_PERCENT = (
+    20.0  # of the cores that others used in the second before it: the load still has the trial before in it
+)
 ROUNDING = 1e-3  # sums of one worker and of two differ in their last bits, and training makes more of it
+
+
+def is_busy(record: Record) -> bool:
+    """Return whether others worked on the machine as a trial began, or as all of several did."""
+    if tries := record.get("tries"):
+        return all(is_busy(each) for each in tries)
+    return bool(record["load"] >= BUSY and record.get("others_percent", 100.0) > OTHERS_PERCENT)
 
 
 class Outcome(NamedTuple):
@@ -49,7 +61,7 @@ KINDS = {
     "close": "all samples once, weights differ by rounding",
     "samples": "samples lost or repeated",
     "weights": "other weights, without a word",
-    "stopped": "stopped, or not done within 120 s",
+    "stopped": "stopped, or 120 s without a step",
     "unpromised": "less than that, as it does not promise more",
     "none": "not measured",
 }
@@ -89,6 +101,8 @@ def _outcome(record: Record) -> Outcome:
         return Outcome("samples", f"{record['lost']} lost, {record['repeated']} repeated")
     if not record["replicas_agree"]:
         return Outcome("weights", "replicas differ")
+    if record["fault"] != "none" and "same_bits" not in record:
+        return Outcome("none", "all samples once, bits not compared")
     if record.get("same_bits", True):
         return Outcome("same", "same bits")
     if (record.get("difference") or 0.0) < ROUNDING or record["fault"] in RESIZES:
@@ -97,13 +111,17 @@ def _outcome(record: Record) -> Outcome:
 
 
 def newest(records: Sequence[Record], model: str, workers: int) -> dict[tuple[str, str, str], Record]:
-    """Return the newest trials of each peer, choice of settings and fault; medians where there are several numbers."""
-    found: dict[tuple[str, str, str], dict[int, Record]] = {}
+    """Return the newest trials of each peer, choice of settings and fault: quiet ones, or busy ones where there are no others.
+
+    Where there are several numbers, a cell has their medians.
+    """
+    found: dict[tuple[str, str, str, bool], dict[int, Record]] = {}
     for record in records:
         if (record["model"], record["workers"]) == (model, workers):
             key = record["peer"], record["variant"], record["fault"]
-            found.setdefault(key, {})[record["number"]] = record
-    return {key: _median(list(by_number.values())) for key, by_number in found.items()}
+            found.setdefault((*key, is_busy(record)), {})[record["number"]] = record
+    chosen = {key[:3]: by_number for key, by_number in sorted(found.items(), key=lambda entry: -entry[0][3])}
+    return {key: _median(list(by_number.values())) for key, by_number in chosen.items()}
 
 
 def _median(tries: Sequence[Record]) -> Record:
@@ -146,12 +164,23 @@ def seconds(value: float | None) -> str:
 
 
 def cell(record: Record | None) -> str:
-    """Return the table's cell of a fault: seconds without a step, steps made again, the outcome."""
+    """Return the table's cell of a fault: seconds without a step, steps made again, the outcome; a star says that the machine was busy."""
     found = outcome(record)
-    if record is None or record.get("pause_s") is None:
+    if record is None:
         return found.words
+    star = "\\*" if is_busy(record) else ""
+    if record.get("pause_s") is None:
+        return found.words + star
     again = f", {record['redone']:g} again" if record.get("redone") else ""
-    return f"{seconds(record['pause_s'])} s{again}; {found.words}"
+    start = f", from step {record['resumed_from']}" if record["fault"] in DAMAGES else ""
+    return f"{seconds(record['pause_s'])} s{star}{start}{again}; {found.words}"
+
+
+def empty(peer: Peer, fault: str) -> str:
+    """Return why a cell has no trial."""
+    if fault in peer.not_promised:
+        return "not promised"
+    return "-" if fault in peer.faults else "as tuned"
 
 
 def called(peer: Peer) -> str:
@@ -159,17 +188,19 @@ def called(peer: Peer) -> str:
     return peer.name + (", tuned" if peer.variant == "tuned" else "")
 
 
-def table(trials: Mapping[tuple[str, str, str], Record]) -> str:
+def table(trials: Mapping[tuple[str, str, str], Record], faults: Sequence[str] = FAULTS) -> str:
     """Return the table: a row for each peer with its settings."""
-    heads = ["", "lines", "start, s", "steps/s", "stall, ms", *(SHORT[fault] for fault in FAULTS)]
-    lines = ["| " + " | ".join(heads) + " |", "|---|" + "---:|" * 4 + "---|" * len(FAULTS)]
+    heads = ["", "lines", "start, s", "steps/s", "stall, ms", *(SHORT[fault] for fault in faults)]
+    lines = ["| " + " | ".join(heads) + " |", "|---|" + "---:|" * 4 + "---|" * len(faults)]
     for peer in PEERS:
-        of_peer = {fault: trials.get((peer.name, peer.variant, fault)) for fault in ("none", *FAULTS)}
+        of_peer = {fault: trials.get((peer.name, peer.variant, fault)) for fault in ("none", *faults)}
         if not any(of_peer.values()):
             continue
-        calm = of_peer["none"] or {}
-        figures = [seconds(calm.get("first_step_s")), calm.get("steps_per_s", ""), calm.get("stall_ms", "")]
-        cells = [cell(of_peer[fault]) for fault in FAULTS]
+        alone = of_peer["none"] or {}
+        star = "\\*" if alone and is_busy(alone) else ""
+        values = [seconds(alone.get("first_step_s")), alone.get("steps_per_s", ""), alone.get("stall_ms", "")]
+        figures = [f"{value}{star}" if value != "" else "" for value in values]
+        cells = [cell(of_peer[f]) if of_peer[f] else empty(peer, f) for f in faults]
         name = called(peer)
         lines.append("| " + " | ".join([name, str(lines_of(peer)), *map(str, figures), *cells]) + " |")
     return "\n".join(lines)
@@ -306,6 +337,7 @@ def bars(trials: Mapping[tuple[str, str, str], Record]) -> str:
                 f'<rect class="{found.kind}" x="{left}" y="{y + 14}" width="{length(pause):.1f}" height="16"/>'
             )
             label = f"{seconds(pause)} / {seconds(caught)} s" if caught is not None else f"{seconds(pause)} s"
+            label += " (busy machine)" if record and is_busy(record) else ""
             x = left + length(max(pause, caught or 0)) + 4
             parts.append(f'<text class="small" x="{x:.1f}" y="{y + 26}">{label}</text>')
         y += 38
@@ -338,6 +370,7 @@ def grid(trials: Mapping[tuple[str, str, str], Record]) -> str:
             found, x = outcome(record), 8 + number * each
             value = record.get("pause_s") if record else None
             label = "-" if value is None else f"{value:.1f}" if value < 10 else f"{value:.0f}"
+            label += "*" if record and value is not None and is_busy(record) else ""
             told.append(f"{name}, {SHORT[fault]}: {found.words}")
             parts.append(
                 f'<rect class="{found.kind}" x="{x + 1:.1f}" y="{y + 14}" width="{each - 2:.1f}" height="18" rx="2"/>'
@@ -357,23 +390,24 @@ def page(records: Sequence[Record], versions: Mapping[str, Mapping[str, str]]) -
     """Return the Markdown of the page."""
     trials = newest(records, "mlp", 2)
     days = sorted({record["when"][:10] for record in trials.values()})
-    loads = [record["load"] for record in trials.values()]
+    busy = [record for record in trials.values() if is_busy(record)]
+    loads = [record["load"] for record in busy]
     machine = next(iter(trials.values()))["machine"] if trials else ""
     better = others_are_better(trials)
     parts = [
         TEXT_TOP.format(
             days=" to ".join(dict.fromkeys((days[0], days[-1]))),
             machine=machine,
-            least=min(loads),
-            most=max(loads),
+            busy=BUSY_WORDS.format(least=min(loads), most=max(loads)) if busy else "",
         )
     ]
     parts += ["## Table", "", LEGEND, "", table(trials), ""]
     parts += ["## Where others are better", "", WHERE, "", *(better or ["- nowhere in this table"]), ""]
-    for model, workers in (("gpt", 2), ("mlp", 3)):
+    for model, workers in (("gpt", 2), ("mlp", 3), ("gpt", 3)):
         other = newest(records, model, workers)
         if other:
-            parts += [f"## {MODELS[model]}, {workers} workers", "", table(other), ""]
+            shown = [fault for fault in FAULTS if any(key[2] == fault for key in other)]
+            parts += [f"## {MODELS[model]}, {workers} workers", "", table(other, shown), ""]
     parts += [TEXT_RULES, "", "## Settings and versions", ""]
     for peer in _rows(trials):
         of = ", ".join(f"{name} {version}" for name, version in versions.get(peer.environment, {}).items())
@@ -384,16 +418,15 @@ def page(records: Sequence[Record], versions: Mapping[str, Mapping[str, str]]) -
 
 
 LINK = "../../tests/measured/peers"
-MODELS = {"mlp": "MLP", "gpt": "GPT"}
+MODELS = {"mlp": "MLP", "gpt": "A small GPT (two blocks, width 128)"}
 TEXT_TOP = f"""# Compared: the same faults for everybody
 
 One command, `python -m tests.measured.peers`, gives the same work and the same faults to elasticflow and to other ways of training that survive
 failures, each in an environment of its own. The faults come from one [plan]({LINK}/plan.toml). Each peer's script is written from its
 documentation; it has the settings that its README shows, and `tuned` adds those that its documentation names for a faster recovery.
 
-The figures are from {{days}}, on {{machine}}, with gloo, **on a busy machine**: its load was {{least}} to {{most}} as a trial began, on two cores. Read
-times as orders of magnitude, and compare steps per second with care; samples, bits and outcomes do not depend on the load. Each cell is the newest
-trial, or the median of several, of those in the [raw data]({LINK}/data/trials.jsonl), which has the load of each.
+The figures are from {{days}}, on {{machine}}, with gloo. {{busy}}Each cell is the newest
+trial, or the median of several, of those in the [raw data]({LINK}/data/trials.jsonl), which has the load of each; quiet trials go before busy ones.
 An MLP of a million parameters trains for 400 steps of 48 samples on two workers, and saves every 50 steps.
 
 ![Bars for each peer: seconds from kill -9 of a worker to the next step of anybody, and to the first step that nobody had made
@@ -402,10 +435,13 @@ before.](pictures/{BARS})
 ![A grid with a row for each peer and a column for each fault: the longest time without a step, coloured by the outcome: every sample once and the same
 bits, differences by rounding, samples lost or repeated, other weights, stopped, not promised.](pictures/{GRID})
 """
+BUSY_WORDS = """A star marks a figure **of a busy machine** that has no quiet trial yet: the load was {least} to {most} as its trial
+began. Read such times as orders of magnitude, and compare steps per second with care; samples, bits and outcomes do not depend on the load. """
 LEGEND = """*lines*: those that a user writes, without the model, the data and the optimizer. *start*: from the command to the end of the first step.
 *stall*: how much longer a step with a checkpoint takes than the median step. The other columns: the longest time without a step after the fault
 (after a restart by hand: from the command), how many steps were made again, and the outcome. *Bits* are those of the peer's own undisturbed run.
-A cell with `-` was not measured."""
+*from step*: the step of the checkpoint that was loaded after the newest was damaged. `-`: not measured. *as tuned*: the fault touches nothing that the
+tuned settings change. *not promised* alone: the documentation leaves it out, and no trial was made."""
 WHERE = """By more than 5 %, than the better of elasticflow's two forms; times after a fault count where every sample was used once, and
 those of a peer that says that it loses samples are marked."""
 TEXT_RULES = f"""## How it is judged
@@ -415,7 +451,7 @@ TEXT_RULES = f"""## How it is judged
 - **Lineage.** Each step appends a digest of these numbers before and after it to a file. From the final weights back, the digests name the steps that
   led there; all others are steps made again, or thrown away ([judging]({LINK}/judging.py), [tests]({LINK}/test_judging.py)).
 - **Faults.** A fault comes at a step between 110 and 220 that is drawn from the plan's seed, the same for all. A node is a launcher with one worker.
-  120 s after a fault a trial ends.
+  A trial ends with the job, or after 120 s without a step.
 - **Not promised.** torchft's documentation calls its sampler lossy, and the batch shrinks while a replica is away: its lost samples are no failure of
   it. Checkpoint files of torchrun, NVRx and torchft are the script's own, one file that is replaced; nothing older is there to fall back to.
 - **Repeating it.** `python -m tests.measured.peers install` makes the environments, `... measure` appends trials, `... page` writes this page; `--peer`

@@ -85,6 +85,35 @@ def test_the_newest_trial_counts() -> None:
     assert [record["pause_s"] for record in found.values()] == [2.0]
 
 
+def test_quiet_trials_go_before_busy_ones() -> None:
+    """A busy trial counts alone where a cell has no quiet one, and has a star; the share of others decides where the load is our own."""
+    quiet = [trial("torchrun", number=number, pause_s=float(number)) for number in range(3)]
+    busy = [trial("torchrun", number=number, pause_s=50.0, load=9.0) for number in range(5)]
+    [found] = page.newest([*quiet, *busy], "mlp", 2).values()
+    assert found["pause_s"] == 1.0
+    assert "*" not in page.cell(found)
+    [starred] = page.newest(busy, "mlp", 2).values()
+    assert page.cell(starred) == "50 s\\*, 3 again; same bits"
+    [own] = page.newest(
+        [*busy, trial("torchrun", pause_s=2.0, load=4.0, others_percent=5.0)], "mlp", 2
+    ).values()
+    assert page.cell(own) == "2.00 s, 3 again; same bits"
+
+
+def test_only_busy_cells_make_the_page_speak_of_a_busy_machine() -> None:
+    """And a cell without a trial says why."""
+    quiet = [trial("Ray Train", "none", **CALM), trial("Ray Train")]
+    assert "busy machine" not in (text := page.page(quiet, {}))
+    assert "| - | - | not promised | not promised | not promised | not promised | - | - |" in text
+    assert "of a busy machine" in page.page([*quiet, trial("torchft", load=5.0)], {})
+
+
+def test_bits_that_were_not_compared_are_not_called_the_same() -> None:
+    """The undisturbed run was missing."""
+    record = {name: value for name, value in trial("torchrun").items() if name != "same_bits"}
+    assert page.outcome(record) == ("none", "all samples once, bits not compared")
+
+
 def test_several_trials_are_one_cell() -> None:
     """Medians of the times, the worst outcome, and how many had each."""
     trials = [trial("torchrun", number=number, pause_s=float(number)) for number in range(3)]

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 MARK = "PEERS_NODE"
 POLL_S = 0.01
 START_LIMIT_S = 240.0
+END_S = 5.0  # after the last step, for the other workers and for their launchers
+MOST_S = 600.0
 
 
 @dataclass
@@ -206,9 +208,19 @@ class Trial:
             time.sleep(POLL_S)
         return False
 
-    def await_end(self, limit_s: float) -> bool:
-        """Return whether all launchers ended in time."""
-        self.wait(lambda: False, limit_s)
+    def await_end(self, limit_s: float, last: int) -> bool:
+        """Return whether all launchers ended: within *limit_s* of the last step, or `END_S` of step number *last*."""
+        began, ended_at = time.time(), 0.0
+
+        def is_over() -> bool:
+            nonlocal ended_at
+            newest = self.newest().values()
+            if max((step for step, _ in newest), default=0) >= last:
+                ended_at = ended_at or time.time()
+                return time.time() > ended_at + END_S
+            return time.time() > max([began, *(t for _, t in newest)]) + limit_s
+
+        self.wait(is_over, MOST_S)
         return not self._alive(None)
 
     def exit_codes(self) -> list[int | None]:
