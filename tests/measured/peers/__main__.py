@@ -106,6 +106,12 @@ def measure(options: argparse.Namespace) -> None:
         print(json.dumps(told), file=sys.stderr, flush=True)
 
 
+def _others_percent() -> float:
+    """Return how much of the machine others take in a second; what runs at a lower priority yields to a trial."""
+    share = psutil.cpu_times_percent(1.0)
+    return round(100.0 - share.idle - share.iowait - share.nice, 1)
+
+
 def tried(peer: Peer, fault: str, number: int, options: argparse.Namespace, faults: Plan) -> dict[str, Any]:
     """Make a trial, and return its record."""
     of_nodes = faults.faults[fault]["nodes"] or peer.each_worker_is_a_node
@@ -123,7 +129,7 @@ def tried(peer: Peer, fault: str, number: int, options: argparse.Namespace, faul
         if fault == "full":
             subprocess.run(["mount", "-t", "tmpfs", "-o", "size=160m", "none", trial.state], check=True)
         try:
-            load, others = os.getloadavg()[0], psutil.cpu_percent(1.0)
+            load, others = os.getloadavg()[0], _others_percent()
             trial.start()
             facts = strike(trial, fault, faults, number)
             limit_s = options.limit or faults.faults[fault].get("limit_s", faults.limit_s)
