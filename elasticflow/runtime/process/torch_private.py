@@ -17,6 +17,7 @@ import operator
 import os
 import pkgutil
 import queue
+import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -143,7 +144,10 @@ EXTRA_STATE: str = _required(
 
 
 def has_plain_state(module: nn.Module) -> bool:
-    """True if `state_dict` of the module gives its parameters and buffers and nothing else."""
+    """True if `state_dict` of the module gives its parameters and buffers and nothing else.
+
+    A hook of torch's own, by which `fully_shard` has a state be of sharded parameters, adds nothing.
+    """
     kind = type(module)
     return (
         kind.state_dict is nn.Module.state_dict
@@ -151,8 +155,24 @@ def has_plain_state(module: nn.Module) -> bool:
         and kind.get_extra_state is nn.Module.get_extra_state
         and "state_dict" not in vars(module)
         and not module._state_dict_hooks
-        and not module._state_dict_pre_hooks
+        and all(map(_is_hook_of_fsdp, module._state_dict_pre_hooks.values()))
     )
+
+
+def _is_hook_of_fsdp(hook: Any) -> bool:
+    """True if *hook* only puts sharded parameters back in the place of gathered ones, before `state_dict` reads them.
+
+    Told by its code, which no other function has. A version of torch with another hook reads such a state each time, and is right.
+
+    Source: torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (`_register_state_dict_hooks`); 2.13, 2.14.
+    """
+    group = sys.modules.get("torch.distributed.fsdp._fully_shard._fsdp_param_group")
+    if group is None:
+        return False
+    register: Any = getattr(getattr(group, "FSDPParamGroup", None), "_register_state_dict_hooks", None)
+    codes = getattr(getattr(register, "__code__", None), "co_consts", ())
+    code = getattr(hook, "__code__", None)
+    return code is not None and any(code is each and each.co_name == "to_sharded_hook" for each in codes)
 
 
 # Hooks of an optimizer that `state_dict` calls, before and after, by number.

@@ -27,7 +27,13 @@ from torch.optim import Optimizer
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.process.sharded_tensors import is_sharded, local_of
-from elasticflow.runtime.process.torch_private import has_plain_state, scale_of, state_hooks_of, tables_of
+from elasticflow.runtime.process.torch_private import (
+    has_plain_state,
+    local_tensor_of,
+    scale_of,
+    state_hooks_of,
+    tables_of,
+)
 from elasticflow.runtime.state.codec import Encoder
 from elasticflow.runtime.state.tensors import Copies, identity_of
 
@@ -252,18 +258,20 @@ class IdentityCheck:
 
     Args:
         find: Returns the objects.
-        locate: Returns where tensors lie: their `.data` can be given other memory, which nothing else shows.
+        locate: Returns where tensors lie, of their local parts and of themselves: their `.data` can be given other memory, which
+            nothing else shows.
     """
 
-    def __init__(self, find: Callable[[], list[Any]], locate: Callable[[list[Tensor]], list[Any]]) -> None:
+    def __init__(
+        self, find: Callable[[], list[Any]], locate: Callable[[list[Tensor], list[Tensor]], list[Any]]
+    ) -> None:
         self._find, self._locate = find, locate
         self._objects = find()
         self._tensors = [item for item in self._objects if isinstance(item, Tensor)]
         self._sharded = [tensor for tensor in self._tensors if is_sharded(tensor)]
-        self._local = list(map(local_of, self._sharded))
-        if self._sharded:
-            self._tensors = list(map(local_of, self._tensors))
-        self._locations = locate(self._tensors)
+        self._local = list(map(local_tensor_of, self._sharded))
+        self._parts = list(map(local_of, self._tensors))
+        self._locations = locate(self._parts, self._tensors)
 
     def passes(self) -> bool:
         """True if nothing changed but the values of tensors."""
@@ -271,8 +279,8 @@ class IdentityCheck:
         return (
             len(objects) == len(self._objects)
             and all(map(operator.is_, objects, self._objects))
-            and all(map(operator.is_, map(local_of, self._sharded), self._local))
-            and self._locate(self._tensors) == self._locations
+            and all(map(operator.is_, map(local_tensor_of, self._sharded), self._local))
+            and self._locate(self._parts, self._tensors) == self._locations
         )
 
 
@@ -280,13 +288,15 @@ _REQUIRES_GRAD = operator.attrgetter("requires_grad")
 
 
 # Loops without Python in them: a step has driven all of this out of the processor's caches.
-def _locations(tensors: list[Tensor]) -> list[Any]:
-    return list(map(Tensor.data_ptr, tensors))
+def _locations(parts: list[Tensor], tensors: list[Tensor]) -> list[Any]:
+    del tensors
+    return list(map(Tensor.data_ptr, parts))
 
 
-def _locations_and_forms(tensors: list[Tensor]) -> list[Any]:
-    getters = Tensor.data_ptr, Tensor.size, Tensor.stride, _REQUIRES_GRAD
-    return [fact for getter in getters for fact in map(getter, tensors)]
+def _locations_and_forms(parts: list[Tensor], tensors: list[Tensor]) -> list[Any]:
+    # The local part of a DTensor takes no gradient, whether the DTensor does or not.
+    getters = Tensor.data_ptr, Tensor.size, Tensor.stride
+    return [*(fact for getter in getters for fact in map(getter, parts)), *map(_REQUIRES_GRAD, tensors)]
 
 
 def _fingerprint_of(value: Any) -> bytes | None:

@@ -1,6 +1,6 @@
 """A step of a model that workers share, against torch's `fully_shard` alone, in the same processes and by turns.
 
-    python tests/measured/benchmarks/sharded.py [--workers 2] [--layers 6] [--width 384] [--steps 24] [--batch] [--gives-back [--init meta]]
+    python tests/measured/benchmarks/sharded.py [--workers 2] [--layers 6] [--width 384] [--steps 24] [--batch] [--gives-back [--init meta] | --snapshots]
 
 Both train a GPT of the same size on batches of the same size, one sequence for each worker: *plain* by `fully_shard`, its own
 reduce-scatter and AdamW; *ours* by `elasticflow.join(virtual_shards=W, shard=W)`, `run.wrap` and `run.gradients`, the exact
@@ -9,7 +9,8 @@ of the paired ratios. Then each kind of worker alone, in processes of its own: i
 (`VmHWM`), *whole* being the same exact job without `shard`. With `--gives-back` nothing is timed, and the C library gives
 each freed tensor back to the system, as a GPU's memory would be free for the next one: the most memory is then counted from
 what the process had before it made the model, once the model is made and at the end. `--init meta` makes it block by block, as a job
-with `parallel.init` does.
+with `parallel.init` does. With `--snapshots` a snapshot is taken after every second step, and only the time is told for which training
+stands still, by turns for the kinds *shared* and *whole*.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ def launch(options: argparse.Namespace, kind: str, folder: Path) -> dict[str, An
         *("--width", str(options.width), "--steps", str(options.steps)),
         *(["--gives-back"] if options.gives_back else []),
         *(["--batch"] if options.batch else []),
+        *(["--snapshots"] if options.snapshots else []),
         *("--init", options.init if kind == "shared" else "cpu"),
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -52,6 +54,9 @@ def launch(options: argparse.Namespace, kind: str, folder: Path) -> dict[str, An
         command, cwd=folder, env=environment, check=True, timeout=LIMIT_S, stdout=subprocess.DEVNULL
     )
     found: dict[str, Any] = json.loads(result.read_text())
+    log = folder / "runs" / kind / "by-hand" / "logs" / "g0001" / "rank0.jsonl"
+    events = map(json.loads, log.read_text(encoding="utf-8").splitlines())
+    found["stalls"] = [event["stall_s"] for event in events if "stall_s" in event]
     return found
 
 
@@ -136,7 +141,8 @@ def work(options: argparse.Namespace) -> None:
     shard: dict[str, Any] = {} if options.kind == "whole" else {"shard": workers}
     # Without virtual shards the sums are torch's own.
     gradients = ef.Gradients(virtual_shards=None if options.batch else workers)
-    run = ef.join(seed=1, gradients=gradients, threads=1, every="1000000 steps", name=options.kind, **shard)
+    every = "2 steps" if options.snapshots else "1000000 steps"
+    run = ef.join(seed=1, gradients=gradients, threads=1, every=every, name=options.kind, **shard)
     before = give_back() if options.gives_back else 0
     ours = model_of(run, config, options)
     built = most_memory() - before
@@ -193,11 +199,15 @@ def main() -> int:
     parser.add_argument(
         "--init", choices=("cpu", "meta"), default="cpu", help="how workers that share a model make it"
     )
+    parser.add_argument("--snapshots", action="store_true", help="measure the stall of a snapshot alone")
     parser.add_argument("--kind", help=argparse.SUPPRESS)
     parser.add_argument("--result", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.kind is not None:
         work(options)
+        return 0
+    if options.snapshots:
+        print_stalls(options)
         return 0
     with tempfile.TemporaryDirectory(prefix="sharded-") as folder:
         shared, whole = (launch(options, kind, Path(folder)) for kind in ("shared", "whole"))
@@ -211,6 +221,21 @@ def main() -> int:
             f"{found['built'] / 2**20:.0f} MiB once the model is made"
         )
     return 0
+
+
+def print_stalls(options: argparse.Namespace) -> None:
+    """Print the median stall of a snapshot, by the kind of worker; three launches of each, by turns."""
+    stalls: dict[str, list[float]] = {"shared": [], "whole": []}
+    for _ in range(3):
+        for kind, found in stalls.items():
+            with tempfile.TemporaryDirectory(prefix="sharded-") as folder:
+                found += launch(options, kind, Path(folder))["stalls"][4:]  # memory is new at first
+    for kind, found in stalls.items():
+        low, _, high = statistics.quantiles(found, n=4)
+        print(
+            f"{kind}: a snapshot stalls training for {1000 * statistics.median(found):.1f} ms "
+            f"(quartiles {1000 * low:.1f} to {1000 * high:.1f}, {len(found)} snapshots)"
+        )
 
 
 def print_times(paired: dict[str, Any]) -> None:

@@ -166,6 +166,29 @@ def test_a_state_that_is_more_than_parameters_and_buffers_is_seen() -> None:
     assert f"0.{torch_private.EXTRA_STATE}" in nn.Sequential(_WithExtra(1, 1)).state_dict()
 
 
+def test_the_hook_of_fully_shard_adds_nothing_to_a_state_and_other_hooks_are_seen() -> None:
+    """Torch registers its hook at the first forward; a function of a user's that is called so is not taken for it."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.distributed.init_process_group("gloo", store=torch_private.HashStore(), rank=0, world_size=1)
+    try:
+        module = nn.Linear(2, 2)
+        fully_shard(module, mesh=DeviceMesh("cpu", [0]))
+        module(torch.ones(1, 2))
+        assert len(module._state_dict_pre_hooks) == 1
+        assert torch_private.has_plain_state(module)
+
+        def to_sharded_hook(*_: Any) -> None: ...
+
+        handle = module.register_state_dict_pre_hook(to_sharded_hook)  # type: ignore[no-untyped-call]
+        assert not torch_private.has_plain_state(module)
+        handle.remove()
+        assert torch_private.has_plain_state(module)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_hooks_of_an_optimizers_state_are_seen() -> None:
     """Those before and those after, each as it was registered."""
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)

@@ -19,7 +19,7 @@ from elasticflow.runtime.snapshot.unsaved import Unsaved
 from elasticflow.runtime.state.state import State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from elasticflow.runtime.state.state import Captured
 
@@ -110,6 +110,116 @@ def test_what_get_extra_state_shares_out_is_loaded_shared_out() -> None:
         (target.second.weight, source.second.weight),
     ):
         assert torch.equal(local_of(found), local_of(expected))
+
+
+class Plain(nn.Module):
+    """Layers, and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(2))
+        self.head = nn.Linear(3, 3)
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the head's output."""
+        for layer in self.layers:
+            x = layer(x)
+        result: Tensor = self.head(x)
+        return result
+
+
+def trained() -> tuple[Plain, torch.optim.Optimizer]:
+    """Return a model of which each layer and the rest are sharded, after a step, and its optimizer."""
+    model = Plain()
+    for module in (*model.layers, model):
+        fully_shard(module, mesh=DeviceMesh("cpu", [0]))
+    optimizer = torch.optim.AdamW(model.parameters())
+    train(model, optimizer)
+    return model, optimizer
+
+
+def train(model: Plain, optimizer: torch.optim.Optimizer) -> None:
+    """Make a step."""
+    optimizer.zero_grad()
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+
+
+def held(captured: Captured) -> tuple[Any, ...]:
+    """Return all that a snapshot would hold, as values that can be compared."""
+    values = {key: tensor.tolist() for key, tensor in captured.tensors.items()}
+    return captured.tree, values, captured.aliases, captured.frozen, captured.boxes
+
+
+def test_a_sharded_model_is_not_read_again_while_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither after a step nor after an evaluation: hooks that torch itself registers add nothing."""
+    model, optimizer = trained()
+    state = State(model=model, optimizer=optimizer)
+    first = state.capture()
+    monkeypatch.setattr(model, "state_dict", None)
+    train(model, optimizer)
+    with torch.no_grad():
+        model(torch.ones(2, 3))
+    again = state.capture()
+    assert again.tensors is first.tensors
+    assert again.tree["model"] is first.tree["model"]
+    monkeypatch.undo()
+    assert held(State(model=model, optimizer=optimizer).capture()) == held(again)
+
+
+def _freeze(model: Plain) -> None:
+    model.layers[1].requires_grad_(requires_grad=False)
+
+
+def _more_buffers(model: Plain) -> None:
+    model.layers[0].register_buffer("count", torch.ones(2))
+
+
+def _new_buffer(model: Plain) -> None:
+    model.mean = torch.ones(3)
+
+
+def _other_parameter(model: Plain) -> None:
+    model.layers[0].bias = nn.Parameter(model.layers[1].bias.detach() * 2 + 1)
+
+
+def _other_rows(model: Plain) -> None:
+    part: Any = model.head.weight
+    part._local_tensor = part._local_tensor.detach() + 1
+
+
+def _hook(model: Plain) -> None:
+    def rename(module: nn.Module, state: dict[str, Any], *_: object) -> None:
+        state["head.BIAS"] = state.pop("head.bias")
+
+    model.register_state_dict_post_hook(rename)  # type: ignore[no-untyped-call]
+
+
+def _hook_before(model: Plain) -> None:
+    def note(module: Any, *_: object) -> None:
+        module.mean.copy_(local_of(module.head.bias).detach())
+
+    model.register_state_dict_pre_hook(note)  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [_freeze, _more_buffers, _new_buffer, _other_parameter, _other_rows, _hook, _hook_before],
+    ids=lambda change: change.__name__,
+)
+def test_a_change_of_a_sharded_model_is_seen(change: Callable[[Plain], None]) -> None:
+    """After it, and after one more step, a state that was read before is that of one read for the first time."""
+    model, optimizer = trained()
+    state = State(model=model, optimizer=optimizer)
+    before = held(state.capture())
+    assert before == held(state.capture())
+    change(model)
+    for _ in range(2):
+        now = held(state.capture())
+        assert before != now
+        assert now == held(State(model=model, optimizer=optimizer).capture())
+        local_of(model.head.bias).data += 1
 
 
 class Late:
