@@ -69,7 +69,7 @@ class BucketLayout:
         self.buckets += sorted(open_buckets.values(), reverse=True)
 
     def new(self, bucket: int) -> FlatBucket:
-        """Return a new flat tensor of zeros for *bucket*."""
+        """Return a new flat tensor for *bucket*: zeros between its tensors, which have no values yet."""
         likes = [self._likes[number] for number in self.buckets[bucket]]
         step = _ALIGNED // likes[0].element_size()
         offsets, end = [], 0
@@ -77,7 +77,10 @@ class BucketLayout:
             offsets.append(end)
             end += -(-like.numel() // step) * step
         size = max(1, -(-end // self._parts)) * self._parts
-        whole = torch.zeros(size, dtype=likes[0].dtype, device=self._device)
+        whole = torch.empty(size, dtype=likes[0].dtype, device=self._device)
+        ends = [at + like.numel() for like, at in zip(likes, offsets, strict=True)]
+        for begin, next_at in zip(ends, [*offsets[1:], size], strict=True):
+            whole[begin:next_at].zero_()
         views = [
             whole.as_strided(like.shape, like.stride(), at) for like, at in zip(likes, offsets, strict=True)
         ]
@@ -185,7 +188,10 @@ class FixedOrderAllReduce:
         self._send()
 
     def total(self) -> list[Tensor]:
-        """Return the sum over all shards, in the layout's order; the next step overwrites it. Collective: every rank."""
+        """Return the sum over all shards, in the layout's order; the next step overwrites it, unless `release` was called.
+
+        Collective: every rank.
+        """
         self.send_rest()
         self._lanes[-1].add_slices()
         for lane in self._lanes:
@@ -200,6 +206,11 @@ class FixedOrderAllReduce:
                 tensors[place] = tensor
         return tensors
 
+    def release(self) -> None:
+        """Hold no memory until the next step: that of the total is free as soon as nobody holds the total any more."""
+        for lane in self._lanes:
+            lane.release()
+
     def _send(self) -> None:
         self._lanes[self._sent].send_slices()
         if self._sent:  # by now the slices of the one before are likely to be here
@@ -208,7 +219,7 @@ class FixedOrderAllReduce:
 
 
 class _Lane:
-    """One bucket on its way; `home` is where its total comes to lie."""
+    """One bucket on its way; its memory is made at its first use, and again after `release`."""
 
     def __init__(
         self, layout: BucketLayout, number: int, shards: int, ranks: Sequence[int], rank: int
@@ -216,18 +227,36 @@ class _Lane:
         self._layout, self._number, self._shards = layout, number, shards
         # Numbers among *ranks*, from here on.
         self._ranks, self._rank = ranks, ranks.index(rank)
-        self.home = layout.new(number)
-        self._slices = list(self.home.whole.chunk(len(ranks)))
-        self._spare: list[FlatBucket] = []
         self._places = [places(shards, *even_split(shards, len(ranks), other)) for other in range(len(ranks))]
-        # Received from each other rank: its subtrees of this rank's slice, in order.
-        self._received = [
-            self.home.whole.new_empty(0 if other == self._rank else len(held), len(self._slices[0]))
-            for other, held in enumerate(self._places)
-        ]
-        self._own: list[Tensor] = []
         self._works: list[dist.Work] = []
+        self.release()
         self.begin()
+
+    def release(self) -> None:
+        self._home: FlatBucket | None = None
+        self._spare: list[FlatBucket] = []
+        self._received: list[Tensor] = []
+        self._own: list[Tensor] = []
+
+    @property
+    def home(self) -> FlatBucket:
+        """The bucket in which the total comes to lie."""
+        if self._home is None:
+            self._home = self._layout.new(self._number)
+        return self._home
+
+    def _slices(self) -> list[Tensor]:
+        return list(self.home.whole.chunk(len(self._ranks)))
+
+    def _receivers(self) -> list[Tensor]:
+        """Return the memory in which each other rank's subtrees of this rank's slice arrive, in order."""
+        if not self._received:
+            size = len(self._slices()[0])
+            self._received = [
+                self.home.whole.new_empty(0 if other == self._rank else len(held), size)
+                for other, held in enumerate(self._places)
+            ]
+        return self._received
 
     def begin(self) -> None:
         self._tree: TreeSum[Subtree] = TreeSum(self._shards, self._add)
@@ -245,16 +274,17 @@ class _Lane:
 
     def send_slices(self) -> None:
         """Send this rank's subtrees, each slice to its owner; does not wait."""
-        rows = [flat.whole.chunk(len(self._slices)) for flat in self._flattened()]
+        rows = [flat.whole.chunk(len(self._ranks)) for flat in self._flattened()]
         self._own = [row[self._rank] for row in rows]
         self._swap(
-            [torch.stack(to) if len(to) > 1 else to[0] for to in zip(*rows, strict=True)], self._received
+            [torch.stack(to) if len(to) > 1 else to[0] for to in zip(*rows, strict=True)], self._receivers()
         )
 
     def add_slices(self) -> None:
         """Wait for everybody's subtrees of this rank's slice, and send all their sum; does not wait for the others'."""
         self.wait()
-        mine = self._slices[self._rank]
+        slices = self._slices()
+        mine = slices[self._rank]
         lies_at_home = mine.data_ptr()
 
         def add(left: Tensor, right: Tensor) -> Tensor:
@@ -265,7 +295,7 @@ class _Lane:
             rows = self._own if rank == self._rank else self._received[rank]
             for (level, place), row in zip(held, rows, strict=True):
                 tree.push(level, place, row)
-        self._swap([mine] * len(self._slices), self._slices)
+        self._swap([mine] * len(slices), slices)
 
     def wait(self) -> None:
         """Wait for what was sent and is to come."""
@@ -303,7 +333,7 @@ class _Lane:
 
     def _swap(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> None:
         """Begin to give every other rank its tensor of *outgoing* and to get one from it into *incoming*."""
-        others = [rank for rank in range(len(self._slices)) if rank != self._rank]
+        others = [rank for rank in range(len(self._ranks)) if rank != self._rank]
         ops = [dist.P2POp(dist.isend, outgoing[other], self._ranks[other]) for other in others]
         ops += [dist.P2POp(dist.irecv, incoming[other], self._ranks[other]) for other in others]
         self._works = dist.batch_isend_irecv(ops) if ops else []

@@ -509,6 +509,8 @@ class _GroupSum:
                     "leave offload and mixed-precision policies out of fully_shard",
                 )
         self._output = None
+        # The gradients alone hold the memory now: it is free once they are, and the next forward does without.
+        self._sum.release()
 
 
 def _own_parameters(module: nn.Module) -> list[Any]:

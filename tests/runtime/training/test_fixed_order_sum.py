@@ -83,6 +83,20 @@ def test_views_lie_as_what_they_are_for() -> None:
     assert whole.sum() == sum(number * view.numel() for number, view in enumerate(views))
 
 
+def test_a_total_stays_once_the_sum_was_released() -> None:
+    """The next step adds up in other memory; without `release` it overwrites the total."""
+    added = FixedOrderAllReduce(BucketLayout([torch.empty(5)], 1), 2, [0], 0)
+    totals = []
+    for step in (1.0, 2.0, 3.0):
+        added.begin()
+        for leaf in range(2):
+            added.push(leaf, [torch.full((5,), step)])
+        totals += added.total()
+        if step == 1.0:
+            added.release()
+    assert [2.0, 6.0, 6.0] == [float(total[0]) for total in totals]
+
+
 def test_a_row_that_waits_for_its_sibling_does_not_hold_the_memory_that_it_came_in() -> None:
     """Three rows come at a time, and the third one's sibling comes in the next round."""
     values = torch.arange(6.0).repeat_interleave(5).view(6, 5).square()

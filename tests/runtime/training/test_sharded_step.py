@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.process.shard_layout import ShardLayout, layout_of
 from elasticflow.runtime.state.tensors import BY_NAME
+from elasticflow.runtime.training.sharded_step import _GroupSum
 from elasticflow.snapshots.read import load
 
 if TYPE_CHECKING:
@@ -52,6 +55,27 @@ def test_layouts() -> None:
     assert (3, 6) == (layout_of(6, 0, "node", 3).degree, layout_of(6, 0, "all", 3).degree)
     with pytest.raises(StateError, match="6 workers cannot be shared out among replicas of 4"):
         layout_of(6, 0, 4, 6)
+
+
+def test_gradients_that_are_set_to_none_leave_no_memory_behind() -> None:
+    """Their rows are memory of the sum's, which the next forward would otherwise have to do without."""
+    exchange: Any = SimpleNamespace(
+        layout=ShardLayout(1, 0, 1), num_leaves=1, rank=0, leaves=range(1), is_last=True
+    )
+    parameter = torch.nn.Parameter(torch.ones(4, 3))
+    added = _GroupSum(exchange, [parameter], "block 0")
+    added.begin()
+    rows = added.allocate((12,), dtype=torch.float32, device=torch.device("cpu"))
+    added._got = torch.arange(12.0).view(1, 12)
+    added.hook(rows)
+    parameter.grad = rows.view(4, 3)
+    added.finish()
+    assert parameter.grad.tolist() == torch.arange(12.0).view(4, 3).tolist()
+    memory = StorageWeakRef(rows.untyped_storage())
+    del rows
+    assert not memory.expired()
+    parameter.grad = None
+    assert memory.expired()
 
 
 @e2e
