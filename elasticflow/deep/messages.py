@@ -88,6 +88,7 @@ class Facts:
         snapshot_bytes: Size of a whole snapshot.
         model_bytes: Size of the model in it.
         optimizer_bytes: Size of the optimizers in it.
+        block_bytes: Size of the largest part of a model in [parallel] that is gathered as a whole: a block, or the rest of the model.
         loss: Loss of the first step, as Python prints it.
         sets: Samples of each set of the mixture.
         shares: Share of each set among all samples drawn.
@@ -102,6 +103,7 @@ class Facts:
     snapshot_bytes: int | None = None
     model_bytes: int | None = None
     optimizer_bytes: int | None = None
+    block_bytes: int | None = None
     loss: str | None = None
     sets: tuple[int, ...] | None = None
     shares: tuple[float, ...] | None = None

@@ -229,7 +229,7 @@ def _sharded(
 def test_a_step_of_the_sharded_model_is_tried(tmp_path: Path, init: str) -> None:
     """Facts and findings are those of the whole model; then it is sharded, and steps once more."""
     report = _sharded(tmp_path, f'wrap = ["torch.nn:Linear"]\ninit = "{init}"', takes_step=True)
-    assert ((), 83) == (report.problems, report.facts.parameters)
+    assert ((), 83, 4 * 40) == (report.problems, report.facts.parameters, report.facts.block_bytes)
     assert "two steps of the sharded model were tried, with one worker that holds all rows" in report.notes
 
 

@@ -23,6 +23,8 @@ Row = tuple[str, str, str]
 _AFTER_RUN = "known after the first run"
 _WITH_DEEP = f"{_AFTER_RUN}, or with --deep"
 
+# Blocks that a worker holds whole at most while it trains, measured: gathered, gathered ahead, a gradient, gradients on their way.
+_WHOLE_BLOCKS = 5
 _DEGREES = 4  # 1, 2, 4, 8, where only the machine tells the number of workers
 
 _HEADER = (
@@ -117,12 +119,19 @@ def _memory(job: Job, shard: Shard, known: Knowledge) -> Iterator[Row]:
     own = shard if isinstance(shard, int) else most if shard == "all" else most // job.nodes.max
     degrees = {1 << power for power in range(_DEGREES if not is_exact else most.bit_length())}
     for degree in sorted({*degrees, own} if is_exact or isinstance(shard, int) else degrees):
-        parts = (weights, weights, max(0.0, state - weights))
-        names = ("parameters", "gradients", "the optimizer's and other state")
-        each = ", ".join(
-            f"{size(part / degree)} {name}" for name, part in zip(names, parts, strict=True) if part
+        block = 0 if known.block_bytes is None or degree == 1 else known.block_bytes.value
+        parts = (
+            *(part / degree for part in (weights, weights, max(0.0, state - weights))),
+            _WHOLE_BLOCKS * block,
         )
-        yield f"a worker at {degree}", size(sum(parts) / degree), each
+        names = (
+            "parameters",
+            "gradients",
+            "the optimizer's and other state",
+            f"{_WHOLE_BLOCKS} blocks whole",
+        )
+        each = ", ".join(f"{size(part)} {name}" for name, part in zip(names, parts, strict=True) if part)
+        yield f"a worker at {degree}", size(sum(parts)), each
     if is_exact:
         yield "  staging", size(state / most), f"of each of {plural(most, 'worker')}, for a snapshot"
 

@@ -41,6 +41,7 @@ class Knowledge(NamedTuple):
         samples: Length of the training data.
         parameters: Number of the model's parameters.
         snapshot_bytes: Size of one snapshot.
+        block_bytes: Size of the largest part of the model that workers gather as a whole.
         step_s: Seconds from step to step, evaluations and snapshots included.
         workers: Number of workers that took `step_s`.
         standby_bytes: Memory that one standby worker holds for itself.
@@ -53,6 +54,7 @@ class Knowledge(NamedTuple):
     samples: Known | None = None
     parameters: Known | None = None
     snapshot_bytes: Known | None = None
+    block_bytes: Known | None = None
     step_s: Known | None = None
     workers: Known | None = None
     standby_bytes: Known | None = None

@@ -26,13 +26,13 @@ from elasticflow.deep.child.entry_point import DataTable, EntryPoint
 from elasticflow.deep.child.report import BrokenError, Report
 from elasticflow.deep.child.run import CPU, DeepRun
 from elasticflow.deep.child.state import build, count, materialize, require_held, step_without_data
-from elasticflow.deep.messages import DeepRequest
+from elasticflow.deep.messages import DeepRequest, Facts
 from elasticflow.errors import StateError, StopTraining
 from elasticflow.protocol.json_codec import from_json
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.training import loss_weights, several_optimizers
 from elasticflow.runtime.training.precision import AUTOCAST, autocast
-from elasticflow.runtime.training.shard_model import blocks_of, require_elementwise
+from elasticflow.runtime.training.shard_model import block_bytes, blocks_of, require_elementwise
 from elasticflow.system import free_memory
 from elasticflow.system.processes import die_with_parent
 
@@ -191,7 +191,11 @@ class Probe:
             except StateError as error:
                 self._report.problem("result", key, error)
                 is_fit = False
-        return sharding if is_fit else None
+        if not is_fit:
+            return None
+        blocks = blocks_of(trained.model, sharding)
+        self._report.facts(Facts(block_bytes=block_bytes(trained.model, blocks)))
+        return sharding
 
     def _on_meta(self, code: EntryPoint) -> Trained:
         """Return the trained objects, however large, in memory that is never touched; problems are not reported."""

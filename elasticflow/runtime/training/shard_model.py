@@ -111,6 +111,15 @@ def blocks_of(
     return chosen
 
 
+def block_bytes(model: nn.Module, blocks: Sequence[nn.Module]) -> int:
+    """Return the size of the largest part of *model* that is gathered as a whole: one of *blocks*, or the rest."""
+    sizes: dict[int, int] = {}
+    for name, parameter in model.named_parameters():
+        owner = id(_owner(name, blocks, model))
+        sizes[owner] = sizes.get(owner, 0) + parameter.nbytes
+    return max(sizes.values(), default=0)
+
+
 def _require_same_build(worker: Worker, build: DeferredBuild) -> None:
     digests = worker.gather_text(build.digest)
     if other := next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None):

@@ -279,6 +279,7 @@ def test_plan_as_json(project: Path, capsys: pytest.CaptureFixture[str]) -> None
         "samples": {"value": 50, "source": source},
         "parameters": {"value": 66154, "source": source},
         "snapshot_bytes": {"value": 2_000_000, "source": source},
+        "block_bytes": None,
         "step_s": {"value": 0.5, "source": source},
         "standby_bytes": {"value": 16_200_000, "source": source},
         "standby_s": {"value": 5.13, "source": source},

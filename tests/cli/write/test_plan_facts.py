@@ -144,6 +144,12 @@ def test_memory_of_a_worker_is_told_at_each_degree() -> None:
         "a worker at 4 4.0 MB 1.0 MB parameters, 1.0 MB gradients, 2.0 MB the optimizer's and other state",
         "staging 3.0 MB of each of 4 workers, for a snapshot",
     ]
+    block = known._replace(block_bytes=Known(10**5, "--deep"))
+    lines = [" ".join(line.split()) for line in figures_table(job, block, forecast(job, block), None)]
+    assert lines[-4].startswith("a worker at 1 16.0 MB 4.0 MB parameters")
+    assert lines[-2] == (
+        "a worker at 4 4.5 MB 1.0 MB parameters, 1.0 MB gradients, 2.0 MB the optimizer's and other state, 500.0 kB 5 blocks whole"
+    )
 
 
 def test_the_size_of_a_snapshot_is_about_what_a_run_writes() -> None:

@@ -227,9 +227,9 @@ def print_stalls(options: argparse.Namespace) -> None:
     """Print the median stall of a snapshot, by the kind of worker; three launches of each, by turns."""
     stalls: dict[str, list[float]] = {"shared": [], "whole": []}
     for _ in range(3):
-        for kind, found in stalls.items():
+        for kind in stalls:
             with tempfile.TemporaryDirectory(prefix="sharded-") as folder:
-                found += launch(options, kind, Path(folder))["stalls"][4:]  # memory is new at first
+                stalls[kind] += launch(options, kind, Path(folder))["stalls"][4:]  # memory is new at first
     for kind, found in stalls.items():
         low, _, high = statistics.quantiles(found, n=4)
         print(
