@@ -1,6 +1,6 @@
 """A step of a model that workers share, against torch's `fully_shard` alone, in the same processes and by turns.
 
-    python tests/measured/benchmarks/sharded.py [--workers 2] [--layers 6] [--width 384] [--steps 24] [--batch] [--gives-back [--init meta] | --snapshots]
+    python tests/measured/benchmarks/sharded.py [--workers 2] [--layers 6] [--width 384] [--steps 24] [--batch] [--gives-back [--init meta] [--kinds shared,plain] | --snapshots]
 
 Both train a GPT of the same size on batches of the same size, one sequence for each worker: *plain* by `fully_shard`, its own
 reduce-scatter and AdamW; *ours* by `elasticflow.join(virtual_shards=W, shard=W)`, `run.wrap` and `run.gradients`, the exact
@@ -8,7 +8,7 @@ sum of gradients; with `--batch` without virtual shards. Neither clips. The tabl
 of the paired ratios. Then each kind of worker alone, in processes of its own: its tensors, and the most memory that it had
 (`VmHWM`), *whole* being the same exact job without `shard`. With `--gives-back` nothing is timed, and the C library gives
 each freed tensor back to the system, as a GPU's memory would be free for the next one: the most memory is then counted from
-what the process had before it made the model, once the model is made and at the end. `--init meta` makes it block by block, as a job
+what the process had before it made the model, once the model is made and at the end, for the kinds that `--kinds` names: *plain* is `fully_shard` alone. `--init meta` makes it block by block, as a job
 with `parallel.init` does. With `--snapshots` a snapshot is taken after every second step, and only the time is told for which training
 stands still, by turns for the kinds *shared* and *whole*.
 """
@@ -144,14 +144,15 @@ def work(options: argparse.Namespace) -> None:
     every = "2 steps" if options.snapshots else "1000000 steps"
     run = ef.join(seed=1, gradients=gradients, threads=1, every=every, name=options.kind, **shard)
     before = give_back() if options.gives_back else 0
-    ours = model_of(run, config, options)
-    built = most_memory() - before
-    own = torch.optim.AdamW(ours.parameters(), lr=1e-4)
     plain: Any = None
     theirs: Any = None
-    if options.kind == "paired":
+    if options.kind in ("paired", "plain"):
         plain, theirs = plainly_sharded(GPT(config))
-    others = {} if plain is None else {"plain": plain, "theirs": theirs}
+    is_alone = options.kind == "plain"
+    ours = plain if is_alone else model_of(run, config, options)
+    built = most_memory() - before
+    own = theirs if is_alone else torch.optim.AdamW(ours.parameters(), lr=1e-4)
+    others = {} if plain is None or is_alone else {"plain": plain, "theirs": theirs}
     run.keep(model=ours, optimizer=own, **others)
     data = torch.randint(
         0, WORDS, (workers * options.steps, LENGTH), generator=torch.Generator().manual_seed(1)
@@ -169,7 +170,7 @@ def work(options: argparse.Namespace) -> None:
             loss_of(plain, data[run.rank : run.rank + 1]).backward()  # type: ignore[no-untyped-call]
             theirs.step()
 
-        turns: list[tuple[str, Any]] = [("ours", step_of_ours)]
+        turns: list[tuple[str, Any]] = [] if is_alone else [("ours", step_of_ours)]
         if plain is not None:
             turns = [*turns, ("plain", step_of_theirs)]
         for name, step in turns if number % 2 else turns[::-1]:
@@ -200,6 +201,11 @@ def main() -> int:
         "--init", choices=("cpu", "meta"), default="cpu", help="how workers that share a model make it"
     )
     parser.add_argument("--snapshots", action="store_true", help="measure the stall of a snapshot alone")
+    parser.add_argument(
+        "--kinds",
+        default="shared,whole",
+        help="kinds of worker whose memory is measured: shared, whole, plain",
+    )
     parser.add_argument("--kind", help=argparse.SUPPRESS)
     parser.add_argument("--result", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -210,12 +216,13 @@ def main() -> int:
         print_stalls(options)
         return 0
     with tempfile.TemporaryDirectory(prefix="sharded-") as folder:
-        shared, whole = (launch(options, kind, Path(folder)) for kind in ("shared", "whole"))
+        alone = {kind: launch(options, kind, Path(folder)) for kind in options.kinds.split(",")}
         paired = None if options.gives_back else launch(options, "paired", Path(folder))
-    print(f"{shared['parameters']:,} parameters, {options.workers} workers")
+    count = next(iter(alone.values()))["parameters"]
+    print(f"{count:,} parameters, {options.workers} workers")
     if paired is not None:
         print_times(paired)
-    for name, found in (("shared", shared), ("whole", whole)):
+    for name, found in alone.items():
         print(
             f"{name}: {found['tensors'] / 2**20:.0f} MiB of tensors, most memory {found['peak'] / 2**20:.0f} MiB, "
             f"{found['built'] / 2**20:.0f} MiB once the model is made"
