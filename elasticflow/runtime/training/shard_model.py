@@ -69,8 +69,8 @@ def shard_model(
         model.to(worker.device)
         return
     chosen = blocks_of(model, sharding, blocks)
-    tensors = [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
-    model_buffers.send(worker, [tensor for tensor in tensors if not tensor.is_meta])
+    # Held by nobody afterwards: a block's memory is free as soon as it is cut.
+    model_buffers.send(worker, [t.detach() for t in (*model.parameters(), *model.buffers()) if not t.is_meta])
     layout = worker.layout
     groups = [
         process_group.new_group(worker.identity, layout.peers_of(replica))

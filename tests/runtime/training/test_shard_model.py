@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.process.shard_layout import Sharding, ShardLayout
@@ -78,6 +79,25 @@ def test_trained_parameters_of_several_dtypes_that_are_gathered_together_are_ref
     model.get_submodule(part).requires_grad_(requires_grad=True)
     with pytest.raises(StateError, match=named):
         shard_model.shard_model(WORKER, model, Sharding(2))
+
+
+def test_the_whole_model_is_not_kept_while_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block's memory is free as soon as the block is cut: what was sent to the other ranks holds none of it."""
+    model, freed = Plain(), []
+    monkeypatch.setattr(model_buffers, "send", lambda *_: None)
+    monkeypatch.setattr(shard_model.process_group, "new_group", lambda *_: None)
+
+    def cut(*_: Any) -> None:
+        weight = model.head.weight
+        memory = StorageWeakRef(weight.untyped_storage())
+        model.head.weight = nn.Parameter(torch.ones(1, 2))
+        del weight
+        freed.append(memory.expired())
+
+    monkeypatch.setattr(shard_model, "fully_shard_blocks", cut)
+    worker = SimpleNamespace(**vars(WORKER), identity=None)
+    shard_model.shard_model(worker, model, Sharding(2))
+    assert freed == [True]
 
 
 class Plain(nn.Module):
