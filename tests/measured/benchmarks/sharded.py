@@ -138,9 +138,11 @@ def work(options: argparse.Namespace) -> None:
         return cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
     workers = int(os.environ["WORLD_SIZE"])
-    shard: dict[str, Any] = {} if options.kind == "whole" else {"shard": workers}
+    shard: dict[str, Any] = {} if options.kind in ("whole", "plain") else {"shard": workers}
     # Without virtual shards the sums are torch's own.
-    gradients = ef.Gradients(virtual_shards=None if options.batch else workers)
+    gradients: Any = ef.Gradients(virtual_shards=None if options.batch else workers)
+    if options.kind == "plain":
+        gradients = None  # else elasticflow would exchange them
     every = "2 steps" if options.snapshots else "1000000 steps"
     run = ef.join(seed=1, gradients=gradients, threads=1, every=every, name=options.kind, **shard)
     before = give_back() if options.gives_back else 0
