@@ -206,8 +206,8 @@ class FixedOrderAllReduce:
                 tensors[place] = tensor
         return tensors
 
+    def release(self) -> None:
         """Hold no memory until the next step. The total stays as long as the caller holds it."""
-        """Hold no memory until the next step: that of the total is free as soon as nobody holds the total any more."""
         for lane in self._lanes:
             lane.release()
 
