@@ -181,7 +181,9 @@ def _new_buffer(model: Plain) -> None:
 
 
 def _other_parameter(model: Plain) -> None:
-    model.layers[0].bias = nn.Parameter(model.layers[1].bias.detach() * 2 + 1)
+    first: Any = model.layers[0]
+    other: Any = model.layers[1]
+    first.bias = nn.Parameter(other.bias.detach() * 2 + 1)
 
 
 def _other_rows(model: Plain) -> None:

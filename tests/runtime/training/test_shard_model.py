@@ -11,6 +11,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from elasticflow.errors import StateError
+from elasticflow.runtime.process import process_group
 from elasticflow.runtime.process.shard_layout import Sharding, ShardLayout
 from elasticflow.runtime.training import model_buffers, shard_model
 
@@ -85,17 +86,17 @@ def test_the_whole_model_is_not_kept_while_it_is_cut(monkeypatch: pytest.MonkeyP
     """A block's memory is free as soon as the block is cut: what was sent to the other ranks holds none of it."""
     model, freed = Plain(), []
     monkeypatch.setattr(model_buffers, "send", lambda *_: None)
-    monkeypatch.setattr(shard_model.process_group, "new_group", lambda *_: None)
+    monkeypatch.setattr(process_group, "new_group", lambda *_: None)
 
     def cut(*_: Any) -> None:
         weight = model.head.weight
-        memory = StorageWeakRef(weight.untyped_storage())
+        memory: Any = StorageWeakRef(weight.untyped_storage())  # type: ignore[no-untyped-call]
         model.head.weight = nn.Parameter(torch.ones(1, 2))
         del weight
         freed.append(memory.expired())
 
     monkeypatch.setattr(shard_model, "fully_shard_blocks", cut)
-    worker = SimpleNamespace(**vars(WORKER), identity=None)
+    worker: Any = SimpleNamespace(**vars(WORKER), identity=None)
     shard_model.shard_model(worker, model, Sharding(2))
     assert freed == [True]
 

@@ -71,7 +71,7 @@ def test_gradients_that_are_set_to_none_leave_no_memory_behind() -> None:
     parameter.grad = rows.view(4, 3)
     added.finish()
     assert parameter.grad.tolist() == torch.arange(12.0).view(4, 3).tolist()
-    memory = StorageWeakRef(rows.untyped_storage())
+    memory: Any = StorageWeakRef(rows.untyped_storage())  # type: ignore[no-untyped-call]
     del rows
     assert not memory.expired()
     parameter.grad = None
