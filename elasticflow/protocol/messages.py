@@ -436,11 +436,16 @@ class NodeFigures:
 
 @dataclass(frozen=True)
 class Standstill:
-    """All workers of a node have made no progress for too long (*is_so*), or one makes progress again."""
+    """All workers of a node have made no progress for too long (*is_so*), or one makes progress again.
+
+    Attributes:
+        is_one_stopped: A signal has stopped the process of a worker: those of other nodes wait for it.
+    """
 
     generation: int
     node: str
     is_so: bool
+    is_one_stopped: bool = False
 
 
 @dataclass(frozen=True)

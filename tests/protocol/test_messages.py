@@ -91,7 +91,7 @@ MESSAGES: tuple[Message, ...] = (
     CompilerCacheMoved("n0", "saved", 30, 452_648, 0.641),
     CompilerCacheFailed("n0", "load", "its SHA-256 differs"),
     StandbysOff("n0", "they may take 1000 MB, and 1500 MB of memory are free"),
-    Standstill(3, "n0", is_so=True),
+    Standstill(3, "n0", is_so=True, is_one_stopped=True),
     Stacks(3, "n0", (STALLED, replace(STALLED, dump="/r/flight_recorder/rank_1"))),
     WorkerLingered("n0", 1, 300.0, "train.py:7 in export", (str(FRAME),), "/r/rank1.stderr"),
     DevicesChecked(3, "n0", 1, ("cuda:1: wrong",), ("cuda:0: rows wait",), 2.5),

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from elasticflow.launcher.agent.device_health import DeviceHealth
 from elasticflow.launcher.agent.flight_recorder import FlightRecorder, may_use_devices
+from elasticflow.launcher.agent.hang_timeouts import STOPPED_S
 from elasticflow.launcher.agent.lingering import LingeringRanks, sleeps, waits_for_peers
 from elasticflow.launcher.agent.master import master_of
 from elasticflow.launcher.agent.node_heartbeat import NodeHeartbeat, NodeReleasedError
@@ -42,6 +43,7 @@ from elasticflow.protocol import worker_environment
 from elasticflow.protocol.messages import Activity, NodeReady
 from elasticflow.protocol.store_address import StoreLostError
 from elasticflow.run_folder import RunFolder
+from elasticflow.system.processes import STOPPED, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -333,17 +335,27 @@ class Agent:
     def _look_for_hang(self, workers: ForkedWorkers, generation: int) -> None:
         """Report whether all workers of this node make no progress, and their stacks when the supervisor asks.
 
-        It asks once the workers of all nodes make none.
+        It asks once the workers of all nodes make none, or a signal has stopped the process of one of them.
         """
         for local_rank, voices in enumerate(self._voices):
             self._heartbeats.heard(local_rank, sum(_size(voice) for voice in voices))
-        is_stalled = self._heartbeats.look(workers.exits()) or self._is_left_waiting
+        is_one_stopped = self._is_one_stopped(workers)
+        is_stalled = self._heartbeats.look(workers.exits()) or self._is_left_waiting or is_one_stopped
         if is_stalled != self._is_stalled:
             self._is_stalled = is_stalled
-            self._reporter.standstill(is_so=is_stalled)
+            self._reporter.standstill(is_so=is_stalled, is_one_stopped=is_one_stopped)
         if is_stalled and not self._has_told_stacks and is_requested(self._store, "stacks", generation):
             self._has_told_stacks = True
             self._reporter.stacks(workers, self._flight_recorder)
+
+    def _is_one_stopped(self, workers: ForkedWorkers) -> bool:
+        """Return whether a worker has made no progress for `STOPPED_S` because a signal has stopped its process."""
+        left = workers.left()
+        return any(
+            each.seconds >= STOPPED_S and state_of(left[each.local_rank]) == STOPPED
+            for each in self._heartbeats.progress()
+            if each.local_rank in left
+        )
 
     def _look_for_lingering(self, workers: ForkedWorkers) -> None:
         """End ranks that stay without a sign of life although their peers have ended well.

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elasticflow.launcher.agent import stack_dumps
+from elasticflow.launcher.agent.hang_timeouts import STOPPED_S
 from elasticflow.launcher.agent.printed import RankPrints
 from elasticflow.launcher.agent.rank_logs import RankLog
 from elasticflow.launcher.agent.worker_warnings import StderrWarnings
@@ -29,6 +30,7 @@ from elasticflow.protocol.messages import (
     WriterReports,
 )
 from elasticflow.system.process_record import ProcessRecord
+from elasticflow.system.processes import STOPPED
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
@@ -181,9 +183,11 @@ class Reporter:
             ProcessLeftBehind(self._node, process.pid, process.command, was_killed=process.was_killed)
         )
 
-    def standstill(self, *, is_so: bool) -> None:
-        """Report that all workers of the node have made no progress for too long, or that one makes progress again."""
-        self._outbox.post(Standstill(self._generation, self._node, is_so=is_so))
+    def standstill(self, *, is_so: bool, is_one_stopped: bool) -> None:
+        """Report that workers of the node have made no progress for too long, or that one makes progress again."""
+        self._outbox.post(
+            Standstill(self._generation, self._node, is_so=is_so, is_one_stopped=is_one_stopped)
+        )
 
     def stacks(self, workers: ForkedWorkers, recorder: FlightRecorder) -> None:
         """Report the stack of each living worker, and the dump of its flight recorder if it has one.
@@ -195,7 +199,8 @@ class Reporter:
         stalled = self.stalled(workers)
         recorder.await_dumps(dumps.values(), asked)
         written = {rank: str(path) for rank, path in dumps.items() if path.exists()}
-        self._heartbeats.allow_as_long()
+        if not any(worker.state == STOPPED for worker in stalled):
+            self._heartbeats.allow_as_long()
         stalled = tuple(replace(worker, dump=written.get(worker.rank, "")) for worker in stalled)
         self._outbox.post(Stacks(self._generation, self._node, stalled))
 
@@ -209,7 +214,9 @@ class Reporter:
                 phase=progress.phase,
                 step=progress.step,
                 seconds=round(progress.seconds, 1),
-                limit_s=round(progress.limit_s, 1),
+                limit_s=STOPPED_S
+                if stacks[progress.local_rank].state == STOPPED
+                else round(progress.limit_s, 1),
                 log=str(workers.stderrs[progress.local_rank]),
                 **stacks[progress.local_rank]._asdict(),
             )

@@ -90,7 +90,7 @@ class Generation:
         is_stopping: The generation's workers are being killed, since one has failed or a node is lost.
         drain: Why its workers were asked to exit, if they were.
         raised: The `worker.raised` line of each rank that wrote one.
-        stalled_nodes: Nodes whose workers have all stood still for too long.
+        stalled_nodes: Nodes whose workers have all stood still for too long, or wait for one that was stopped.
         stacks: Where the workers of each node stand that has said so, once it was asked.
         stacks_asked: When it was, on the monotonic clock.
         hung: In the form of a `worker.raised` line, what the rank was doing that all others wait for.
@@ -151,6 +151,8 @@ class Generation:
             case WorkersStarted():
                 self.workers[node] = message.workers
                 return [AddWorkers(message.workers)]
+            case Standstill(is_one_stopped=True):
+                self.stalled_nodes.update(self._running)
             case Standstill(is_so=True):
                 self.stalled_nodes.add(node)
             case Standstill():

@@ -1,7 +1,7 @@
 """Handles a standstill that the agents of all nodes report: collects stacks, names the rank that the others wait for.
 
-Each agent reports when all workers of its node have stood still for too long (`agent/hang_timeouts.py` has the limit). Once those of all nodes have, every agent
-is asked for stacks; when they are there, the rank that the others wait for is named, and the group is killed.
+Each agent reports when all workers of its node have stood still for too long, or a signal has stopped one (`agent/hang_timeouts.py` has the limits). Once those of
+all nodes stand still, or one is stopped, every agent is asked for stacks; when they are there, the rank that the others wait for is named, and the group is killed.
 """
 
 from __future__ import annotations

@@ -320,6 +320,36 @@ def test_standstill_is_told_and_then_the_stacks(node: Node) -> None:
     assert (False, [(-9, True), (-9, True)]) == node.ended(1)
 
 
+def test_worker_that_a_signal_stopped_is_told_long_before_others_would_be(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other worker moves until then, and the limit of a hang is far; once it runs again nothing is wrong."""
+    monkeypatch.setattr("elasticflow.launcher.agent.agent.STOPPED_S", HANG_S)
+    node.agent._heartbeats.hang_timeouts = HangTimeouts(1000)
+    node.form(
+        1,
+        """
+        if os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(60)
+        """,
+    )
+
+    def told() -> list[tuple[bool, bool]]:
+        node.told += node.channel.take()
+        return [(each.is_so, each.is_one_stopped) for each in node.told if isinstance(each, Standstill)]
+
+    wait_until(lambda: told() == [(True, True)])
+    node.channel.request("stacks", 1)
+    assert ["S", "T"] == [each.state for each in node.message(Stacks).workers]
+    assert 1000 == node.agent._heartbeats.hang_timeouts.of("start")
+
+    os.kill(next(w.pid for w in node.message(WorkersStarted).workers if w.rank == 1), signal.SIGCONT)
+    wait_until(lambda: told() == [(True, True), (False, False)])
+    node.channel.request("stop", 1)
+    assert (False, [(-9, True), (-9, True)]) == node.ended(1)
+
+
 @pytest.fixture
 def with_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the installed torch count as having NCCL."""

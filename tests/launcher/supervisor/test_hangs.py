@@ -31,9 +31,11 @@ def pair(trial: Trial) -> Trial:
     return trial
 
 
-def stand(trial: Trial, node: str, *, is_so: bool = True, generation: int = 1) -> None:
-    """Have a node say whether it stands still."""
-    trial.on(Standstill(generation, node, is_so))
+def stand(
+    trial: Trial, node: str, *, is_so: bool = True, generation: int = 1, is_one_stopped: bool = False
+) -> None:
+    """Have a node say whether it stands still, and whether a signal has stopped one of its workers."""
+    trial.on(Standstill(generation, node, is_so, is_one_stopped))
     trial.wait(0)
 
 
@@ -66,6 +68,13 @@ def test_one_node_that_moves_is_waited_for(pair: Trial) -> None:
     pair.wait(3600)
 
     assert [] == pair.agents.requests
+
+
+def test_other_nodes_of_a_stopped_worker_need_not_stand_still_for_as_long(pair: Trial) -> None:
+    """They wait for it, and have not waited for long: stacks are asked for at once."""
+    stand(pair, "n1", is_one_stopped=True)
+
+    assert [("stacks", 1)] == pair.agents.requests
 
 
 def test_stacks_of_all_nodes_come_before_the_end(pair: Trial) -> None:
