@@ -129,8 +129,7 @@ def parse_toml(text: str, name: str) -> TomlTable:
 
 def _not_toml(reason: str, text: str, start: int, name: str) -> Diagnostic:
     # Most files are TOML.
-    from elasticflow.jobfile.text.other_formats import other_format
-    from elasticflow.jobfile.text.syntax_errors import explain_syntax_error
+    from elasticflow.jobfile.text.syntax_errors import explain_syntax_error, other_format
 
     other = other_format(text)
     message, span, remedy = (

@@ -1,4 +1,4 @@
-"""Syntax errors of TOML: the parser's reason, the place, and the rule that the line breaks."""
+"""Texts that are not TOML: the place and the rule that a line breaks, or the other format that the text has."""
 
 from __future__ import annotations
 
@@ -51,6 +51,12 @@ _RULES = tuple(
         ("Unclosed inline table", r".", "a comma stands between the keys of a table in braces"),
     )
 )  # fmt: skip
+_INIT = (
+    "tables have their names in brackets, keys are written key = value: `elasticflow init` writes such a file"
+)
+_HEADER = re.compile(r"\s*\[[\w.\-\" ]+\]")
+_PYTHON = re.compile(r"\s*(from \w[\w.]* import |import \w|def \w+\(|class \w+[(:])")
+_YAML = re.compile(r"\s*(-\s+)?[\w.\-\"']+:(\s|$)|\s*-\s|---\s*$")
 
 
 def explain_syntax_error(reason: str, text: str, start: int) -> tuple[str, Span, str | None]:
@@ -133,3 +139,21 @@ def _rule(reason: str, line: str, before: str) -> str | None:
         return "a text needs quotes"
     quote = "'" if "\\" in pair[2] else '"'
     return f"a text needs quotes: {mask_secrets(f'{pair[1]} = {quote}{pair[2]}{quote}')}"
+
+
+def other_format(text: str) -> tuple[str, str] | None:
+    """Return message and help for a text of another format; None for a text that seems to be TOML."""
+    if text.lstrip().startswith("{"):
+        return "this is JSON, and a job file is TOML", _INIT
+    lines = [each for each in text.split("\n") if each.strip() and not each.lstrip().startswith("#")]
+    if any(map(_HEADER.match, lines)):
+        return None
+    if sum(1 for each in lines if _PYTHON.match(each)) > 1:
+        remedy = "name the job file that trains with it: `elasticflow init FILE.py` writes one"
+        return "this is Python, and a job file is TOML", remedy
+    if text.startswith("#!"):
+        remedy = "a job file says what is trained: `elasticflow init` writes one; `elasticflow submit slurm JOB` the script of Slurm"
+        return "this is a script, and a job file is TOML", remedy
+    if 2 * sum(1 for each in lines if _YAML.match(each)) > len(lines):
+        return "this is YAML, and a job file is TOML", _INIT
+    return None

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticflow.jobfile.text import syntax_errors
-from elasticflow.jobfile.text.other_formats import other_format
-from elasticflow.jobfile.text.syntax_errors import explain_syntax_error
+from elasticflow.jobfile.text.syntax_errors import explain_syntax_error, other_format
 
 RULES = {
     "size = 4 * 32": "TOML does not calculate",
