@@ -9,8 +9,7 @@ from elasticflow.jobfile.checks.data_shards import check_data_shards
 from elasticflow.jobfile.checks.evaluation_data import check_evaluation_data
 from elasticflow.jobfile.checks.exact import check_exact
 from elasticflow.jobfile.checks.failure_costs import check_failure_costs
-from elasticflow.jobfile.checks.measures import check_measures
-from elasticflow.jobfile.checks.observing import check_sink_options
+from elasticflow.jobfile.checks.observing import check_measures, check_sink_options
 from elasticflow.jobfile.checks.parallel import check_parallel
 from elasticflow.jobfile.checks.sampling import check_sampling
 from elasticflow.jobfile.checks.schedule_metric import check_schedule_metric

@@ -1,4 +1,4 @@
-"""Outputs beside the run folder: a command that does not exist, options of a sink that is not chosen."""
+"""Logging and notices: a command that does not exist, options of a sink that is not chosen, MFU without its keys."""
 
 from __future__ import annotations
 
@@ -53,3 +53,17 @@ def check_sink_options(source: Source, tables: ValidTables) -> Iterator[Diagnost
             yield source.problem(
                 codes.UNUSED_OPTIONS, message, path, at_key=True, severity="warning", remedy=remedy
             )
+
+
+def check_measures(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
+    """Yield the problems of the keys that model FLOPs utilization (MFU) needs."""
+    model, logging = tables.get("model"), tables.get("logging")
+    if model is None or logging is None:
+        return
+    if logging.peak_flops is not None and model.flops_per_sample is None:
+        message = "logging.peak_flops is a part of MFU, which needs model.flops_per_sample"
+        remedy = (
+            "say how many floating-point operations training on one sample takes, forward and backward: "
+            "of a transformer, some 6 x parameters x tokens"
+        )
+        yield source.problem(codes.MISSING, message, ("logging", "peak_flops"), remedy=remedy)
