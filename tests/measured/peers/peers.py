@@ -133,14 +133,16 @@ def _lighthouse(*options: str) -> Callable[[Layout], Sequence[str]]:
 
 def _ray(at: Layout) -> Sequence[str]:
     script = f"{at.bin / 'python'} {SCRIPTS / 'ray_train.py'}"
+    # `ray start` asks for a token if the user has one, and a driver that is started afterwards has none.
+    open_to_all = "export RAY_AUTH_MODE=disabled"
     start = f"{at.bin / 'ray'} start --num-cpus={at.workers} --node-ip-address=127.0.0.1 --object-store-memory=100000000 --disable-usage-stats"
     if at.nodes == 1:
-        return ["bash", "-c", f"exec {script} local {at.workers} {at.workers} {at.workers}"]
+        return ["bash", "-c", f"{open_to_all}; exec {script} local {at.workers} {at.workers} {at.workers}"]
     if at.node == 0:
         head = f"{start} --head --port={at.port} --include-dashboard=false"
-        return ["bash", "-c", f"{head} && exec {script} 127.0.0.1:{at.port} {at.least} {at.nodes} {at.first}"]
+        return ["bash", "-c", f"{open_to_all}; {head} && exec {script} 127.0.0.1:{at.port} {at.least} {at.nodes} {at.first}"]
     join = f"{start} --address=127.0.0.1:{at.port} --block"
-    return ["bash", "-c", f"until {join}; do sleep 0.5; done"]
+    return ["bash", "-c", f"{open_to_all}; until {join}; do sleep 0.5; done"]
 
 
 def _elasticflow(job: str) -> Callable[[Layout], Sequence[str]]:

@@ -66,7 +66,7 @@ def main() -> None:
     address, (least, most, first) = sys.argv[1], map(int, sys.argv[2:])
     passed = {name: value for name, value in os.environ.items() if name.startswith("PEERS_")}
     ray.init(
-        address=None if address == "local" else address,
+        address=address,  # "local": a cluster of its own, whatever runs on this machine
         num_cpus=most + 1 if address == "local" else None,
         include_dashboard=False if address == "local" else None,
         log_to_driver=True,
