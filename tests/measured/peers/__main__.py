@@ -146,6 +146,7 @@ def tried(peer: Peer, fault: str, number: int, options: argparse.Namespace, faul
         "number": number,
         "model": options.model,
         "workers": options.workers,
+        "epochs": options.epochs,
         "nodes": most,
         "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "load": round(load, 1),

@@ -34,6 +34,7 @@ BUSY = 3.0  # load of two cores at the begin of a trial
 OTHERS_PERCENT = (
     20.0  # of the cores that others used in the second before it: the load still has the trial before in it
 )
+NO_FURTHER_STEP = "no further step"
 ROUNDING = 1e-3  # sums of one worker and of two differ in their last bits, and training makes more of it
 
 
@@ -96,7 +97,8 @@ def _outcome(record: Record) -> Outcome:
             return Outcome(
                 "stopped", "stopped" if resumed is None else f"stopped at step {record['reached']}"
             )
-        return Outcome("stopped", "no further step" if resumed is None else "too slow")
+        is_still = resumed is None or record.get("reached_before", -1) == record["reached"]
+        return Outcome("stopped", NO_FURTHER_STEP if is_still else "too slow")
     if record["lost"] or record["repeated"] or not record["is_whole"]:
         return Outcome("samples", f"{record['lost']} lost, {record['repeated']} repeated")
     if not record["replicas_agree"]:
@@ -169,7 +171,7 @@ def cell(record: Record | None) -> str:
     if record is None:
         return found.words
     star = "\\*" if is_busy(record) else ""
-    if record.get("pause_s") is None:
+    if record.get("pause_s") is None or found.words.startswith(NO_FURTHER_STEP):
         return found.words + star
     again = f", {record['redone']:g} again" if record.get("redone") else ""
     start = f", from step {record['resumed_from']}" if record["fault"] in DAMAGES else ""
@@ -393,7 +395,6 @@ def page(records: Sequence[Record], versions: Mapping[str, Mapping[str, str]]) -
     busy = [record for record in trials.values() if is_busy(record)]
     loads = [record["load"] for record in busy]
     machine = next(iter(trials.values()))["machine"] if trials else ""
-    better = others_are_better(trials)
     parts = [
         TEXT_TOP.format(
             days=" to ".join(dict.fromkeys((days[0], days[-1]))),
@@ -402,12 +403,15 @@ def page(records: Sequence[Record], versions: Mapping[str, Mapping[str, str]]) -
         )
     ]
     parts += ["## Table", "", LEGEND, "", table(trials), ""]
-    parts += ["## Where others are better", "", WHERE, "", *(better or ["- nowhere in this table"]), ""]
+    better = others_are_better(trials)
     for model, workers in (("gpt", 2), ("mlp", 3), ("gpt", 3)):
         other = newest(records, model, workers)
         if other:
+            name = f"{MODELS[model]}, {workers} workers"
             shown = [fault for fault in FAULTS if any(key[2] == fault for key in other)]
-            parts += [f"## {MODELS[model]}, {workers} workers", "", table(other, shown), ""]
+            parts += [f"## {name}", "", table(other, shown), ""]
+            better += [f"{line} ({name})" for line in others_are_better(other)]
+    parts += ["## Where others are better", "", WHERE, "", *(better or ["- nowhere in these tables"]), ""]
     parts += [TEXT_RULES, "", "## Settings and versions", ""]
     for peer in _rows(trials):
         of = ", ".join(f"{name} {version}" for name, version in versions.get(peer.environment, {}).items())
@@ -451,7 +455,9 @@ TEXT_RULES = f"""## How it is judged
 - **Lineage.** Each step appends a digest of these numbers before and after it to a file. From the final weights back, the digests name the steps that
   led there; all others are steps made again, or thrown away ([judging]({LINK}/judging.py), [tests]({LINK}/test_judging.py)).
 - **Faults.** A fault comes at a step between 110 and 220 that is drawn from the plan's seed, the same for all. A node is a launcher with one worker.
-  A trial ends with the job, or after 120 s without a step.
+  A trial ends with the job, or after 120 s without a step. A run that a node joins has 1,200 steps where 400 would be over before the node is in.
+- **Bits.** From three workers on DistributedDataParallel adds in another order in the first step of each start, before it forms its buckets anew: after a
+  restart the weights then differ, though each sample was used once. elasticflow starts with the same buckets.
 - **Not promised.** torchft's documentation calls its sampler lossy, and the batch shrinks while a replica is away: its lost samples are no failure of
   it. Checkpoint files of torchrun, NVRx and torchft are the script's own, one file that is replaced; nothing older is there to fall back to.
 - **Repeating it.** `python -m tests.measured.peers install` makes the environments, `... measure` appends trials, `... page` writes this page; `--peer`
