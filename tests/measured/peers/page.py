@@ -97,7 +97,7 @@ def _outcome(record: Record) -> Outcome:
             return Outcome(
                 "stopped", "stopped" if resumed is None else f"stopped at step {record['reached']}"
             )
-        is_still = resumed is None or record.get("reached_before", -1) == record["reached"]
+        is_still = resumed is None or record.get("reached_before", -1) == record.get("reached")
         return Outcome("stopped", NO_FURTHER_STEP if is_still else "too slow")
     if record["lost"] or record["repeated"] or not record["is_whole"]:
         return Outcome("samples", f"{record['lost']} lost, {record['repeated']} repeated")

@@ -140,7 +140,11 @@ def _ray(at: Layout) -> Sequence[str]:
         return ["bash", "-c", f"{open_to_all}; exec {script} local {at.workers} {at.workers} {at.workers}"]
     if at.node == 0:
         head = f"{start} --head --port={at.port} --include-dashboard=false"
-        return ["bash", "-c", f"{open_to_all}; {head} && exec {script} 127.0.0.1:{at.port} {at.least} {at.nodes} {at.first}"]
+        return [
+            "bash",
+            "-c",
+            f"{open_to_all}; {head} && exec {script} 127.0.0.1:{at.port} {at.least} {at.nodes} {at.first}",
+        ]
     join = f"{start} --address=127.0.0.1:{at.port} --block"
     return ["bash", "-c", f"{open_to_all}; until {join}; do sleep 0.5; done"]
 

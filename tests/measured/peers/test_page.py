@@ -53,6 +53,12 @@ def test_outcome_of_a_run_that_ended(facts: dict[str, Any], kind: str, words: st
         ({"ended": True, "resumed_from": 50, "reached": 90}, "stopped", "stopped at step 90"),
         ({"ended": False}, "stopped", "no further step"),
         ({"ended": False, "resumed_from": 50}, "stopped", "too slow"),
+        # The step that was under way when the fault came was the last.
+        (
+            {"ended": False, "resumed_from": 90, "reached": 91, "reached_before": 91},
+            "stopped",
+            "no further step",
+        ),
         ({"ended": False, "note": "step 200 was not reached"}, "none", "never had all workers"),
     ],
 )
