@@ -36,7 +36,8 @@ _MMAP_THRESHOLD, _TRIM_THRESHOLD, _MOST = -3, -1, 2**30  # of mallopt
 
 def be_deterministic() -> None:
     """Have torch refuse, for this process, every operation whose result may differ from run to run."""
-    torch.use_deterministic_algorithms(mode=True)
+    # As `torch.use_deterministic_algorithms(True)`, which imports the compiler to tell it: here it is told once it is imported.
+    torch.set_deterministic_debug_mode(_ERRORS)
     torch.backends.cudnn.benchmark = False
     # Else every new tensor is filled first, in case somebody reads it before it is written.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

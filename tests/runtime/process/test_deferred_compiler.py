@@ -72,6 +72,9 @@ def test_nothing_that_trains_without_a_compiler_imports_it() -> None:
                 schedule.step(); average.update_parameters(model)
                 optimizer.load_state_dict(optimizer.state_dict())
             dist.destroy_process_group()
+        from elasticflow.runtime.training import determinism
+        determinism.be_deterministic()
+        determinism.require_deterministic()
         import inspect; inspect.getmodule(train_step)
         said += [imported()]
         deferred_compiler.once_imported(lambda: said.append("at the import"))
@@ -83,6 +86,7 @@ def test_nothing_that_trains_without_a_compiler_imports_it() -> None:
         deferred_compiler.once_imported(lambda: said.append("afterwards"))
         # The compiler's own answers to what torch has asked above.
         said += [torch._dynamo.utils.get_optimize_ddp_mode(), config.error_on_nested_fx_trace]
+        said += [torch._inductor.config.deterministic, torch.are_deterministic_algorithms_enabled()]
     """)
     assert [
         False,
@@ -94,6 +98,8 @@ def test_nothing_that_trains_without_a_compiler_imports_it() -> None:
         True,
         "afterwards",
         "ddp_optimizer",
+        True,
+        True,
         True,
     ] == said
 
