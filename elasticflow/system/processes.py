@@ -25,8 +25,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 # linux/sched.h
 _PF_EXITING = 0x4
 
-STOPPED = "T"
-"""The kernel's name for the state of a process that a signal has stopped."""
+STOPPED, IN_KERNEL = "T", "D"
+"""The kernel's names for the states of a process that a signal has stopped, and of one in a call that no signal ends."""
 LOADER = "ef-loader"
 """What the kernel calls a loader process."""
 

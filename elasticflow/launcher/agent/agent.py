@@ -339,8 +339,9 @@ class Agent:
         """
         for local_rank, voices in enumerate(self._voices):
             self._heartbeats.heard(local_rank, sum(_size(voice) for voice in voices))
+        is_stalled = self._heartbeats.look(workers.exits()) or self._is_left_waiting
         is_one_stopped = self._is_one_stopped(workers)
-        is_stalled = self._heartbeats.look(workers.exits()) or self._is_left_waiting or is_one_stopped
+        is_stalled |= is_one_stopped
         if is_stalled != self._is_stalled:
             self._is_stalled = is_stalled
             self._reporter.standstill(is_so=is_stalled, is_one_stopped=is_one_stopped)
@@ -350,11 +351,9 @@ class Agent:
 
     def _is_one_stopped(self, workers: ForkedWorkers) -> bool:
         """Return whether a worker has made no progress for `STOPPED_S` because a signal has stopped its process."""
-        left = workers.left()
-        return any(
-            each.seconds >= STOPPED_S and state_of(left[each.local_rank]) == STOPPED
-            for each in self._heartbeats.progress()
-            if each.local_rank in left
+        silent = self._heartbeats.silent(STOPPED_S)
+        return bool(silent) and any(
+            state_of(pid) == STOPPED for rank, pid in workers.left().items() if rank in silent
         )
 
     def _look_for_lingering(self, workers: ForkedWorkers) -> None:

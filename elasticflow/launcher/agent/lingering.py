@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow.system.processes import children_of, cpu_seconds_of, io_bytes_of, state_of, waits_for_lock
+from elasticflow.system.processes import (
+    IN_KERNEL,
+    children_of,
+    cpu_seconds_of,
+    io_bytes_of,
+    state_of,
+    waits_for_lock,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,8 +25,6 @@ _LOOK_S = 1.0
 _PAUSE_S = 10.0
 # Threads that only look whether there is something to do need less of a core than this share, and read less in a second.
 _IDLE_SHARE, _IDLE_BYTES_PER_S = 0.001, 16
-# State of a process, as the kernel names it.
-_IN_KERNEL = "D"
 
 
 class _Work(NamedTuple):
@@ -65,7 +70,7 @@ class LingeringRanks:
                 work.cpu_s - before.cpu_s > _IDLE_SHARE * self._grace_s
                 or work.io_bytes - before.io_bytes > _IDLE_BYTES_PER_S * self._grace_s
             )
-            is_reading = state_of(pid) == _IN_KERNEL  # or writing, to a disk or to another machine's
+            is_reading = state_of(pid) == IN_KERNEL  # or writing, to a disk or to another machine's
             if has_worked or is_reading or children_of(pid):
                 self._signs[pid] = work
         return bool(left) and all(

@@ -214,14 +214,12 @@ class Reporter:
                 phase=progress.phase,
                 step=progress.step,
                 seconds=round(progress.seconds, 1),
-                limit_s=STOPPED_S
-                if stacks[progress.local_rank].state == STOPPED
-                else round(progress.limit_s, 1),
+                limit_s=STOPPED_S if stack.state == STOPPED else round(progress.limit_s, 1),
                 log=str(workers.stderrs[progress.local_rank]),
-                **stacks[progress.local_rank]._asdict(),
+                **stack._asdict(),
             )
             for progress in self._heartbeats.progress()
-            if progress.local_rank in stacks
+            if (stack := stacks.get(progress.local_rank)) is not None
         )
 
     def lingered(self, workers: Iterable[StalledWorker]) -> None:

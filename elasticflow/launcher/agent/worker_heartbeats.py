@@ -140,6 +140,10 @@ class WorkerHeartbeats:
                 does_one_move |= now - slot.since <= self._limit_s(slot)
         return is_one_left and not does_one_move
 
+    def silent(self, seconds: float) -> list[int]:
+        """Return the local ranks that had made no progress for *seconds* as of the last look."""
+        return [rank for rank, slot in enumerate(self._slots) if self._looked - slot.since >= seconds]
+
     def heard(self, local_rank: int, printed: int) -> None:
         """Take in how many bytes a local rank has printed: more, or less once some are left out, is progress of a script."""
         slot = self._slots[local_rank]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from elasticflow.launcher.agent.rank_logs import tail
 from elasticflow.protocol.messages import WorkerEnd
 from elasticflow.system.oom_kills import OomKills
-from elasticflow.system.processes import state_of
+from elasticflow.system.processes import IN_KERNEL, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
@@ -185,7 +185,7 @@ def _remains(pid: int) -> str:
     One that runs gives its memory back, which takes many seconds where hundreds of gigabytes are pinned.
     """
     state = state_of(pid)
-    return state if state == "D" else ""
+    return state if state == IN_KERNEL else ""
 
 
 def environment_of_script(master: tuple[str, int], generation: int, errors: Path) -> dict[str, str]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow import events
 from elasticflow.launcher.supervisor.commands import AskWorkers, RecordEvent
+from elasticflow.system.processes import IN_KERNEL, STOPPED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,8 +29,7 @@ _NOT_THE_JOBS = re.compile(
     r"^<|/elasticflow/(?:runtime|launcher|snapshots)/|/site-packages/|/lib/python3[^/]*/"
 )
 _LIBRARY = re.compile(r"^<|/site-packages/|/lib/python3[^/]*/")
-# States of a process, as the kernel names them.
-_STOPPED, _IN_KERNEL = ("T", "t"), "D"
+_IS_STOPPED = (STOPPED, "t")  # the second by a debugger
 
 
 class Culprit(NamedTuple):
@@ -99,7 +99,7 @@ def find_culprit(workers: Sequence[StalledWorker]) -> Culprit:
             return Culprit(worker, "its process was stopped (SIGSTOP)")
     for worker in workers:
         if _does_not_answer(worker):
-            is_in_kernel = worker.state == _IN_KERNEL
+            is_in_kernel = worker.state == IN_KERNEL
             why = "is in a call of the kernel that does not return" if is_in_kernel else "does not answer"
             return Culprit(worker, f"its process {why}")
     if busy := [worker for worker in workers if not worker.waits_for_others]:
@@ -133,7 +133,7 @@ def stack_text(worker: StalledWorker) -> str:
 
 
 def _is_stopped(worker: StalledWorker) -> bool:
-    return worker.state in _STOPPED
+    return worker.state in _IS_STOPPED
 
 
 def _does_not_answer(worker: StalledWorker) -> bool:

@@ -154,6 +154,18 @@ def test_machine_that_slept_is_no_hang(watched: WorkerHeartbeats, clock: Clock) 
     assert clock.look(watched, 2 * LOOK_S)
 
 
+def test_silent_ranks_are_those_of_the_last_look(watched: WorkerHeartbeats, clock: Clock) -> None:
+    """A rank that beats is none of them, and the time in which the agent was paused counts for nobody."""
+    moves = Heartbeat(watched.fd, 1)
+    clock.look(watched, 3)
+    moves.beat(2)
+    clock.look(watched, 0.5)
+    assert ([0], [0, 1]) == (watched.silent(3), watched.silent(0.5))
+    clock.now += 3600
+    watched.look(())
+    assert [] == watched.silent(4)
+
+
 def test_next_generation_starts_anew_with_what_was_learned(watched: WorkerHeartbeats, clock: Clock) -> None:
     """The standstill of a generation that is gone is not counted against the next; its limits are kept."""
     rank = Heartbeat(watched.fd, 1)
