@@ -192,7 +192,7 @@ class ModulePart(StatefulPart):
         tensor_set = replace(tensor_set, frozen=frozenset(frozen & tensor_set.tensors.keys()))
         self._read = self._as_before(tree, tensor_set)
         is_plain = all(map(has_plain_state, modules))
-        self._identity_check = IdentityCheck(self._objects, _locations_and_forms) if is_plain else None
+        self._identity_check = IdentityCheck(self._objects, has_forms=True) if is_plain else None
         return self._read
 
     def _objects(self) -> list[Any]:
@@ -224,7 +224,7 @@ class OptimizerPart(StatefulPart):
         # A set of its own: it stands for the groups, too.
         parameters = [list(map(id, group["params"])) for group in self.stateful.param_groups]
         self._read = self._as_before(tree, replace(tensor_set), parameters)
-        self._identity_check = IdentityCheck(self._objects, _locations) if self._is_plain() else None
+        self._identity_check = IdentityCheck(self._objects) if self._is_plain() else None
         return self._read
 
     def _groups(self, before: list[dict[str, Any]]) -> tuple[Any, TensorSet]:
@@ -253,25 +253,25 @@ class OptimizerPart(StatefulPart):
         ]
 
 
+_REQUIRES_GRAD = operator.attrgetter("requires_grad")
+
+
 class IdentityCheck:
     """Compares objects with those of before: the same objects, and the tensors among them in the same memory.
 
     Args:
         find: Returns the objects.
-        locate: Returns where tensors lie, of their local parts and of themselves: their `.data` can be given other memory, which
-            nothing else shows.
+        has_forms: Shape, strides and `requires_grad` are compared, too.
     """
 
-    def __init__(
-        self, find: Callable[[], list[Any]], locate: Callable[[list[Tensor], list[Tensor]], list[Any]]
-    ) -> None:
-        self._find, self._locate = find, locate
+    def __init__(self, find: Callable[[], list[Any]], *, has_forms: bool = False) -> None:
+        self._find, self._has_forms = find, has_forms
         self._objects = find()
         self._tensors = [item for item in self._objects if isinstance(item, Tensor)]
         self._sharded = [tensor for tensor in self._tensors if is_sharded(tensor)]
         self._local = list(map(local_tensor_of, self._sharded))
         self._parts = list(map(local_of, self._tensors))
-        self._locations = locate(self._parts, self._tensors)
+        self._locations = self._locate()
 
     def passes(self) -> bool:
         """True if nothing changed but the values of tensors."""
@@ -280,23 +280,22 @@ class IdentityCheck:
             len(objects) == len(self._objects)
             and all(map(operator.is_, objects, self._objects))
             and all(map(operator.is_, map(local_tensor_of, self._sharded), self._local))
-            and self._locate(self._parts, self._tensors) == self._locations
+            and self._locate() == self._locations
         )
 
-
-_REQUIRES_GRAD = operator.attrgetter("requires_grad")
-
-
-# Loops without Python in them: a step has driven all of this out of the processor's caches.
-def _locations(parts: list[Tensor], tensors: list[Tensor]) -> list[Any]:
-    del tensors
-    return list(map(Tensor.data_ptr, parts))
-
-
-def _locations_and_forms(parts: list[Tensor], tensors: list[Tensor]) -> list[Any]:
-    # The local part of a DTensor takes no gradient, whether the DTensor does or not.
-    getters = Tensor.data_ptr, Tensor.size, Tensor.stride
-    return [*(fact for getter in getters for fact in map(getter, parts)), *map(_REQUIRES_GRAD, tensors)]
+    def _locate(self) -> list[Any]:
+        """Return where tensors lie: their `.data` can be given other memory, which nothing else shows; and their forms."""
+        # Loops without Python in them: a step has driven all of this out of the processor's caches.
+        facts = list(map(Tensor.data_ptr, self._parts))
+        if not self._has_forms:
+            return facts
+        # The local part of a DTensor takes no gradient, whether the DTensor does or not.
+        forms = (
+            map(Tensor.size, self._parts),
+            map(Tensor.stride, self._parts),
+            map(_REQUIRES_GRAD, self._tensors),
+        )
+        return [*facts, *chain.from_iterable(forms)]
 
 
 def _fingerprint_of(value: Any) -> bytes | None:
