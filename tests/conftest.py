@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import os
 import pickle
 import signal
@@ -44,6 +45,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # compiles every module that it imports: more CPU than all else that a launch does.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# A fork that collected what earlier tests left would run its finalizers: that of a process group of gloo waits for ever for
+# threads that the fork does not have. Workers of a run do the same (`elasticflow.system.forked_children`).
+os.register_at_fork(after_in_child=gc.freeze)
 
 T = TypeVar("T")
 

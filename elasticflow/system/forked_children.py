@@ -2,12 +2,14 @@
 
 A fork has all of its parent: signal handlers, sockets, locks, and the command line by which it is known. With the
 worker's handlers, a child that `multiprocessing` ends by SIGTERM would wait for the end of a step; a child that outlives
-its worker would hold the worker's sockets and locks. So a child gets the default handlers, its connections are cut, and
-the kernel ends it when its worker ends. Programs started by exec inherit none of this.
+its worker would hold the worker's sockets and locks; a child that collected its worker's garbage could wait for ever for
+threads that it does not have. So a child gets the default handlers, its connections are cut, what it inherits is not
+collected, and the kernel ends it when its worker ends. Programs started by exec inherit none of this.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import stat
@@ -136,6 +138,8 @@ def _release_signals() -> None:
 
 def _enter() -> None:
     """Make this process, which was forked a moment ago, one of its own."""
+    # Finalizers would act for the parent: that of a process group of gloo waits for its threads, which no child has (torch 2.13).
+    gc.freeze()
     parent, _parent.pid = _parent.pid, None
     try:
         if parent is not None:  # else a child has forked it

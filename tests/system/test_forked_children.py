@@ -82,6 +82,33 @@ def test_handler_of_the_script_s_own_stays() -> None:
     assert said(code) == "4\n"
 
 
+def test_garbage_of_the_parent_is_collected_in_the_parent_alone() -> None:
+    """The finalizer of a process group of gloo waits for ever in a child."""
+    code = """
+    import gc
+
+
+    class Circle:
+        def __init__(self, name):
+            self.circle, self.name = self, name
+
+        def __del__(self):
+            os.write(1, f"{self.name} collected\\n".encode())
+
+
+    gc.disable()
+    Circle("the parent's")
+    if os.fork() == 0:
+        Circle("the child's")
+        gc.collect()
+        os._exit(0)
+    os.wait()
+    print("child ended", flush=True)
+    gc.collect()
+    """
+    assert said(code) == "the child's collected\nchild ended\nthe parent's collected\n"
+
+
 def test_connection_of_the_parent_is_cut_in_a_child_alone() -> None:
     """The other side sees the parent's end while the child lives; what was opened anew under the same number is kept."""
     code = """
