@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from elasticflow.errors import TorchChangedError
+from elasticflow.runtime.process import deferred_compiler
 from elasticflow.system import torch_versions
 from elasticflow.system.shared_memory import memory_file
 
@@ -173,6 +174,10 @@ def _is_hook_of_fsdp(hook: Any) -> bool:
     codes = getattr(getattr(register, "__code__", None), "co_consts", ())
     code = getattr(hook, "__code__", None)
     return code is not None and any(code is each and each.co_name == "to_sharded_hook" for each in codes)
+
+
+# Commands that train nothing, and scripts under plain python, import this module first.
+deferred_compiler.defer()
 
 
 # Hooks of an optimizer that `state_dict` calls, before and after, by number.

@@ -17,8 +17,7 @@ BEGIN = """
 import json, random, sys
 import numpy as np
 import torch
-from elasticflow.runtime.process import deferred_compiler
-deferred_compiler.defer()
+from elasticflow.runtime.process import deferred_compiler, torch_private
 said = []
 def imported(): return any(name.startswith("torch._dynamo.") for name in sys.modules)
 def random_state(): return random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
