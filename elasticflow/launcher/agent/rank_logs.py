@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING
 
 from elasticflow import events
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder
 
 FOLLOWED = frozenset(event for event in events.EVENTS.values() if event.emitter == "worker")
+_PREFIX = re.compile(r"^\[rank\d+\]: ", re.MULTILINE)
 _MARKS = tuple(f'"{name}"'.encode() for name in sorted(FOLLOWED | WARNING_LEVELS))
 
 
@@ -60,15 +62,16 @@ def _record(line: bytes) -> EventRecord | None:
         return None
 
 
-def tail(path: Path, size: int = 8192) -> str:
+def tail(path: Path, size: int = 16384) -> str:
     """Return the last *size* bytes of a worker's standard error; empty if the worker died before it opened that.
 
-    A worker that died before it could log leaves nothing else.
+    A worker that died before it could log leaves nothing else. Lines come without the `[rank0]: ` that torch puts before those
+    of an exception in a process that has a process group (torch 2.13, `distributed_c10d._distributed_excepthook`).
     """
     try:
         with path.open("rb") as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - size))
-            return file.read().decode("utf-8", "replace")
+            return _PREFIX.sub("", file.read().decode("utf-8", "replace"))
     except FileNotFoundError:
         return ""

@@ -100,9 +100,11 @@ class Orders:
         self._seen = 0
 
     def skip_old(self) -> None:
-        """Skip the orders that were published before this agent was started."""
+        """Skip the orders that were published before this agent was started, but not the last one of the launch."""
         if self._store.check([ORDER_COUNT]):
-            self._seen = int(self._store.get(ORDER_COUNT))
+            count = int(self._store.get(ORDER_COUNT))
+            is_over = isinstance(ORDERS.decode(self._store.get(order_key(count))), EndLaunch)
+            self._seen = count - is_over
 
     def wait_for_next(self, may_wait: Callable[[], None] = lambda: None) -> Assignment | None:
         """Return this node's part in the next generation that it takes part in, or None once the launch is over.

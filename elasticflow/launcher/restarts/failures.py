@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import signal
@@ -41,6 +42,7 @@ _HANG_ABORT = re.compile(
 _USAGE = re.compile(r"^usage: ", re.IGNORECASE | re.MULTILINE)
 _USAGE_ERROR = re.compile(r"^(?:\S+: )?error: .+$", re.IGNORECASE | re.MULTILINE)
 _USAGE_CODE = 2
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _LONGEST_ERROR = 500
 # As faulthandler writes them when the process is hit by SIGSEGV, SIGABRT and the like.
@@ -53,7 +55,12 @@ _TERMINATE = re.compile(
     r"^terminate called after throwing an instance of '(.+)'(?:\n  what\(\):  (.*))?", re.MULTILINE
 )
 _ENFORCE = re.compile(r"^\[enforce fail at [^\]]*\] ")
-_PREFIX = re.compile(r"^\[rank\d+\]: ?")
+# As Python writes them of an exception that nobody caught, and of a syntax error.
+_TRACEBACK = "Traceback (most recent call last):"
+_CALL = re.compile(r'^  File ".+", line \d+(?:, in .+)?$')
+_RAISED = re.compile(r"^[A-Za-z_][\w.]*(?::|$)")
+_IGNORED = "Exception ignored in"
+_PARTS = re.compile(rf"^(?={_IGNORED}|{re.escape(_TRACEBACK)})", re.MULTILINE)
 _MOST_LINES, _LONGEST_LINE = 8, 300
 _BROKEN_LINK = re.compile(r"connection|broken pipe|socket|timed out|unreachable", re.IGNORECASE)
 
@@ -115,11 +122,14 @@ class Failure:
     exception: Mapping[str, Any] | None = None
     has_noticed: bool = False
 
-    @property
-    def fingerprint(self) -> str:
-        """Equal for the same error again: numbers and addresses in its text do not count."""
+    def fingerprint(self, *, knows_steps: bool = True) -> str:
+        """Return a text that is equal for the same error again: addresses in its words do not count.
+
+        Numbers count only if *knows_steps* is false: nothing else then tells an error of another step, or file.
+        """
         where = f" in {self._place}" if self._has_faulted and self._place else ""
-        return f"{self.failure_class}: {_NUMBER.sub('#', self.error + where)}"
+        changing = _NUMBER if knows_steps else _ADDRESS
+        return f"{self.failure_class}: {changing.sub('#', self.error + where)}"
 
     @property
     def is_traced_fault(self) -> bool:
@@ -299,7 +309,7 @@ def _said_last(exit_code: int, stderr: str) -> str:
         return (
             "" if terminated is None else stderr[terminated.start() :].partition("\nFatal Python error:")[0]
         )
-    return stderr[stderr.rfind("Traceback (most recent call last):") :] if _last_exception(stderr) else ""
+    return _last_traceback(stderr) or ""
 
 
 def _usage_error(report: Report) -> str | None:
@@ -324,9 +334,8 @@ def _traceback(report: Report) -> str | None:
     if report.raised is not None:
         text = report.raised.get("traceback")
         return str(text) if text else None
-    at = report.stderr.rfind("Traceback (most recent call last):")
-    if at >= 0 and _last_exception(report.stderr):
-        return report.stderr[at:].rstrip()
+    if (traceback := _last_traceback(report.stderr)) is not None:
+        return traceback
     return _fatal(report.stderr) if report.exit_code is not None and report.exit_code < 0 else None
 
 
@@ -342,7 +351,7 @@ def _fatal(stderr: str) -> str | None:
     if stack is None:
         return None
     frames = reversed(stack[1].splitlines())
-    return "\n".join(["Traceback (most recent call last):", *filter(None, frames), fatal[0]])
+    return "\n".join([_TRACEBACK, *filter(None, frames), fatal[0]])
 
 
 def _is_mismatch(text: str) -> bool:
@@ -358,18 +367,44 @@ def _terminated(stderr: str) -> str | None:
 def _last_lines(stderr: str) -> tuple[str, ...]:
     """Return the last lines before the stacks, which are reported separately."""
     text = stderr[: fatal.start()] if (fatal := _FATAL.search(stderr)) else stderr
-    text = text.partition("Traceback (most recent call last):")[0] if _last_exception(text) else text
-    lines = [_PREFIX.sub("", line).rstrip() for line in text.splitlines()]
-    return tuple(line[:_LONGEST_LINE] for line in lines if line)[-_MOST_LINES:]
+    if (traceback := _last_traceback(text)) is not None:
+        text = text.partition(_TRACEBACK if _TRACEBACK in text else traceback)[0]
+    lines = [line.rstrip()[:_LONGEST_LINE] for line in text.splitlines()]
+    return tuple(filter(None, lines))[-_MOST_LINES:]
 
 
 def _last_exception(stderr: str) -> str | None:
-    if "Traceback (most recent call last):" not in stderr and "SyntaxError" not in stderr:
-        return None
-    for line in reversed(stderr.splitlines()):
-        if re.match(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning)\b", line):
-            return _one_line(line)
-    return None
+    """Return the line of the last exception that Python has shown, or None."""
+    traceback = _last_traceback(stderr)
+    return None if traceback is None else _one_line(_raised_in(traceback.splitlines()) or "")
+
+
+def _last_traceback(stderr: str) -> str | None:
+    """Return the last exception that Python has shown, from the first of its calls to the end; None if there is none.
+
+    Exceptions that Python ignored, as those of destructors, ended nothing. The beginning of a long traceback may be cut off.
+    """
+    last, is_ignored = None, False
+    for part in _PARTS.split(stderr):
+        if part.startswith(_IGNORED):
+            is_ignored = True
+            continue
+        lines = part.splitlines()
+        if not is_ignored and _raised_in(lines) is not None:
+            begin = next(number for number, line in enumerate(lines) if _is_call(line))
+            last = "\n".join(lines[begin:]).rstrip()
+        is_ignored = False
+    return last
+
+
+def _raised_in(lines: Sequence[str]) -> str | None:
+    """Return the line that names the exception, behind its calls; its message may have more lines."""
+    behind = itertools.dropwhile(lambda line: not _is_call(line), lines)
+    return next(filter(_RAISED.match, itertools.filterfalse(_is_call, behind)), None)
+
+
+def _is_call(line: str) -> bool:
+    return line.startswith(_TRACEBACK) or _CALL.match(line) is not None
 
 
 def _fold(first: Report, others: list[Report]) -> str | None:

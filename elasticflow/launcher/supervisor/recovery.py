@@ -40,11 +40,15 @@ def attempt_of(
         is_script: Workers run a script of their own, which may train without telling its steps.
     """
     failure = cause.failure
+    step = None if generation is None else generation.step
+    fingerprint = f"{cause.failure_class}: {cause.error}"
+    if failure is not None:
+        fingerprint = failure.fingerprint(knows_steps=not is_script or step is not None)
     return FailedAttempt(
         failure_class=cause.failure_class,
         error=cause.error,
-        fingerprint=f"{cause.failure_class}: {cause.error}" if failure is None else failure.fingerprint,
-        step=None if generation is None else generation.step,
+        fingerprint=fingerprint,
+        step=step,
         epoch=None if generation is None else generation.epoch,
         generation=0 if generation is None else generation.number,
         restored_from=None if generation is None else generation.restored_from,

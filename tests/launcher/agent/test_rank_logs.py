@@ -88,3 +88,12 @@ def test_only_what_the_supervisor_needs_is_followed(folder: RunFolder, log: Rank
 def test_worker_that_died_before_it_opened_its_streams_has_said_nothing(tmp_path: Path) -> None:
     """Killed between the fork and that, it leaves no file: no reason for the agent to fail."""
     assert "" == tail(tmp_path / "rank0.stderr")
+
+
+def test_lines_of_an_exception_come_as_python_writes_them(tmp_path: Path) -> None:
+    """A process with a process group has its rank before each of them."""
+    path = tmp_path / "rank0.stderr"
+    path.write_text(
+        'noise\n[rank0]: Traceback (most recent call last):\n[rank0]:   File "a.py"\n[rank0]: KeyError: 1\n'
+    )
+    assert tail(path) == 'noise\nTraceback (most recent call last):\n  File "a.py"\nKeyError: 1\n'

@@ -183,6 +183,16 @@ def test_agent_started_late_skips_old_orders(launch: Launch) -> None:
     assert 3 == generation_of(agent)
 
 
+def test_agent_that_comes_when_the_launch_is_over_exits(launch: Launch) -> None:
+    """One that was started again while the last workers ended; the supervisor waits for it."""
+    launch.channel.form(1, (("n0", 2),), None)
+    launch.channel.stop()
+    agent = launch.agent()
+    agent.skip_old()
+
+    assert agent.wait_for_next() is None
+
+
 def test_first_agent_has_nothing_to_skip(launch: Launch) -> None:
     """Before any order is published, skipping changes nothing."""
     agent = launch.agent()

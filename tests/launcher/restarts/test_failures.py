@@ -163,6 +163,50 @@ def test_a_worker_that_died_before_it_could_log_is_read_from_its_standard_error(
     assert found.traceback.startswith("Traceback (most recent call last):")
 
 
+CALLS = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    step()\n'
+IGNORED = (
+    f"Exception ignored in: <function Iter.__del__ at 0x7f>\n{CALLS}AssertionError: only a child process\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("stderr", "error", "begins"),
+    [
+        pytest.param(f"{CALLS}NaNLoss: at 7\n", "NaNLoss: at 7", "Traceback", id="a name of the script's own"),
+        pytest.param(f"{CALLS}StopIteration\n", "StopIteration", "Traceback", id="no message"),
+        pytest.param(
+            f"{CALLS}ValueError: a\nb\n\nTypeError: no exception\nsaved\n", "ValueError: a", "Traceback", id="a message of many lines"
+        ),
+        pytest.param(
+            f"{CALLS}KeyError: 1\n\nDuring handling of the above exception, another exception occurred:\n\n{CALLS}OSError: 2\n",
+            "OSError: 2",
+            "Traceback",
+            id="a chain",
+        ),
+        pytest.param(f"{CALLS}KeyError: 1\n{IGNORED}", "KeyError: 1", "Traceback", id="one that is ignored follows"),
+        pytest.param(
+            f'ing.py", line 1, in forward\n{CALLS.partition(chr(10))[2]}KeyError: 1\n', "KeyError: 1", "  File", id="cut off"
+        ),
+        pytest.param(
+            '  File "train.py", line 3\n    x = (\n        ^\nSyntaxError: never closed\n', "SyntaxError: never closed", "  File", id="syntax"
+        ),
+    ],
+)  # fmt: skip
+def test_last_exception_of_a_standard_error_is_the_error(stderr: str, error: str, begins: str) -> None:
+    """Of whatever name, with or without a message, a whole traceback or its end."""
+    found = first_failure([Report(0, 1, stderr=f"noise\n{stderr}")])
+    assert found is not None
+    assert found.traceback is not None
+    assert (error, begins) == (found.error, found.traceback[: len(begins)])
+    assert "ignored" not in found.traceback
+    assert found.stderr[0] == "noise"
+
+
+def test_an_ignored_exception_is_no_error() -> None:
+    """A destructor raised, and the process ended by its own exit code."""
+    assert "exit code 7, without an exception" == describe(Report(0, 7, stderr=IGNORED))
+
+
 def test_a_worker_that_crashed_shows_the_stack_of_the_thread_that_did() -> None:
     """Faulthandler writes all threads; one of them matters, and the signal is the error."""
     stderr = (
@@ -209,7 +253,7 @@ def test_a_collective_mismatch_is_an_error_of_the_jobs_own_code() -> None:
     assert ("a warning", 3) == (found.stderr[0], len(found.stderr))
     other_sizes = first_failure([Report(0, -6, stderr=MISMATCH.replace("256 vs 248", "64 vs 32"))])
     assert other_sizes is not None
-    assert found.fingerprint == other_sizes.fingerprint
+    assert found.fingerprint() == other_sizes.fingerprint()
 
 
 def test_a_collective_mismatch_that_was_raised_is_no_lost_peer() -> None:
@@ -238,7 +282,7 @@ def test_faults_are_told_apart_by_where_they_happened() -> None:
     assert elsewhere is not None
     assert bare is not None
     assert killed is not None
-    assert one.fingerprint == again.fingerprint != elsewhere.fingerprint
+    assert one.fingerprint() == again.fingerprint() != elsewhere.fingerprint()
     assert [True, True, False, False] == [f.is_traced_fault for f in (one, elsewhere, bare, killed)]
 
 
@@ -287,7 +331,16 @@ def test_fingerprints_do_not_depend_on_numbers() -> None:
     assert one is not None
     assert two is not None
     assert other is not None
-    assert one.fingerprint == two.fingerprint != other.fingerprint
+    assert one.fingerprint() == two.fingerprint() != other.fingerprint()
+    # Where no steps are known, as of a script, another number may be all that tells progress; addresses tell none.
+    assert one.fingerprint(knows_steps=False) != two.fingerprint(knows_steps=False)
+    at, elsewhere = (
+        first_failure([Report(0, 1, raised("user_error", f"KeyError: <Net object at {address}>"))])
+        for address in ("0x7f01", "0x7f02")
+    )
+    assert at is not None
+    assert elsewhere is not None
+    assert at.fingerprint(knows_steps=False) == elsewhere.fingerprint(knows_steps=False)
 
 
 def test_an_error_of_many_lines_becomes_one_short_line() -> None:
