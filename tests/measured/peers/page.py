@@ -461,7 +461,8 @@ TEXT_RULES = f"""## How it is judged
 - **Not promised.** torchft's documentation calls its sampler lossy, and the batch shrinks while a replica is away: its lost samples are no failure of
   it. Checkpoint files of torchrun, NVRx and torchft are the script's own, one file that is replaced; nothing older is there to fall back to.
 - **Repeating it.** `python -m tests.measured.peers install` makes the environments, `... measure` appends trials, `... page` writes this page; `--peer`
-  and `--fault` take some. The full disk needs the right to mount. A whole pass has some 110 trials."""
+  and `--fault` take some. The full disk needs the right to mount. A whole pass has some 110 trials.
+- **Suites that others wrote.** Tests of torchft, torch and Ray Train, unchanged or told as scripts: [results]({LINK}/suites.md)."""
 
 
 def write_page(trials: Path, versions: Path) -> None:
