@@ -55,9 +55,9 @@ _TERMINATE = re.compile(
     r"^terminate called after throwing an instance of '(.+)'(?:\n  what\(\):  (.*))?", re.MULTILINE
 )
 _ENFORCE = re.compile(r"^\[enforce fail at [^\]]*\] ")
-# As Python writes them of an exception that nobody caught, and of a syntax error.
+# As Python writes them of an exception that nobody caught, and of a syntax error; the frame is that of rich.
 _TRACEBACK = "Traceback (most recent call last):"
-_CALL = re.compile(r'^  File ".+", line \d+(?:, in .+)?$')
+_CALL = re.compile(r'^(?:  File ".+", line \d+(?:, in .+)?|[╭│╰].*)$')
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*(?::|$)")
 _IGNORED = "Exception ignored in"
 _PARTS = re.compile(rf"^(?={_IGNORED}|{re.escape(_TRACEBACK)})", re.MULTILINE)

@@ -164,6 +164,7 @@ def test_a_worker_that_died_before_it_could_log_is_read_from_its_standard_error(
 
 
 CALLS = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    step()\n'
+RICH = "╭── Traceback (most recent call last) ──╮\n│ train.py:3 in <module>                │\n╰───────────────────────────────────────╯\n"
 IGNORED = (
     f"Exception ignored in: <function Iter.__del__ at 0x7f>\n{CALLS}AssertionError: only a child process\n"
 )
@@ -173,6 +174,7 @@ IGNORED = (
     ("stderr", "error", "begins"),
     [
         pytest.param(f"{CALLS}NaNLoss: at 7\n", "NaNLoss: at 7", "Traceback", id="a name of the script's own"),
+        pytest.param(f"{RICH}ValueError: at 7\n", "ValueError: at 7", "╭", id="shown by rich"),
         pytest.param(f"{CALLS}StopIteration\n", "StopIteration", "Traceback", id="no message"),
         pytest.param(
             f"{CALLS}ValueError: a\nb\n\nTypeError: no exception\nsaved\n", "ValueError: a", "Traceback", id="a message of many lines"
