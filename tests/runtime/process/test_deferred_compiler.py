@@ -103,6 +103,7 @@ def test_nothing_that_trains_without_a_compiler_imports_it() -> None:
     ] == said
 
 
+@pytest.mark.nightly  # a compiled job that is killed runs at every push
 def test_a_compiled_step_is_what_it_is_with_a_compiler_that_was_there_before() -> None:
     """Optimizers whose methods were called before the import stay out of graphs, as torch means them to; bits are equal.
 
