@@ -45,8 +45,8 @@ _USAGE_CODE = 2
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _LONGEST_ERROR = 500
-# As faulthandler writes them when the process is hit by SIGSEGV, SIGABRT and the like.
-_FATAL = re.compile(r"^Fatal Python error: .*$", re.MULTILINE)
+# As faulthandler writes them when the process is hit by SIGSEGV, SIGABRT and the like. A progress bar may stand before it.
+_FATAL = re.compile(r"Fatal Python error: .*$", re.MULTILINE)
 _CURRENT = re.compile(r"^Current thread .*((?:\n  File .*)+)", re.MULTILINE)
 _THREAD = re.compile(r"^Thread .*((?:\n  File .*)+)", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.+)", line \d+,? in (.+)$', re.MULTILINE)
@@ -60,7 +60,7 @@ _TRACEBACK = "Traceback (most recent call last):"
 _CALL = re.compile(r'^(?:  File ".+", line \d+(?:, in .+)?|[╭│╰].*)$')
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*(?::|$)")
 _IGNORED = "Exception ignored in"
-_PARTS = re.compile(rf"^(?={_IGNORED}|{re.escape(_TRACEBACK)})", re.MULTILINE)
+_PARTS = re.compile(rf"(?={_IGNORED}|{re.escape(_TRACEBACK)})")
 _MOST_LINES, _LONGEST_LINE = 8, 300
 _BROKEN_LINK = re.compile(r"connection|broken pipe|socket|timed out|unreachable", re.IGNORECASE)
 
@@ -369,7 +369,8 @@ def _last_lines(stderr: str) -> tuple[str, ...]:
     text = stderr[: fatal.start()] if (fatal := _FATAL.search(stderr)) else stderr
     if (traceback := _last_traceback(text)) is not None:
         text = text.partition(_TRACEBACK if _TRACEBACK in text else traceback)[0]
-    lines = [line.rstrip()[:_LONGEST_LINE] for line in text.splitlines()]
+    # A progress bar writes its line anew behind each carriage return: the last of them is what a terminal shows.
+    lines = [line.rstrip().rpartition("\r")[2][:_LONGEST_LINE] for line in text.split("\n")]
     return tuple(filter(None, lines))[-_MOST_LINES:]
 
 

@@ -223,8 +223,8 @@ def _why_hopeless(
     if row.final_before_first_step and entry.step is None and not failed.may_have_trained:
         return "an error before the first step would come again"
     if {"same error": is_same_error, "same step": is_same_step, None: False}[row.final_repeat]:
-        return row.repeat_reason
-    if failed.is_traced_fault and entry.step is None and is_same_error:
+        return "the same error came again" if failed.may_have_trained else row.repeat_reason
+    if failed.is_traced_fault and entry.step is None and is_same_error and not failed.may_have_trained:
         return "it crashed twice in the same way before the first step"
     return None
 

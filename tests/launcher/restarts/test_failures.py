@@ -204,6 +204,30 @@ def test_last_exception_of_a_standard_error_is_the_error(stderr: str, error: str
     assert found.stderr[0] == "noise"
 
 
+BAR = "loading\n\r  0%|          | 0/100\r 20%|██        | 20/100"
+
+
+@pytest.mark.parametrize(
+    ("code", "ending", "error"),
+    [(1, f"{CALLS}KeyError: 1\n", "KeyError: 1"), (1, "\n", "exit code 1, without an exception")],
+)
+def test_a_progress_bar_is_one_line(code: int, ending: str, error: str) -> None:
+    """It shows how far it came; what follows it without a line break is read as elsewhere."""
+    found = first_failure([Report(0, code, stderr=BAR + ending)])
+    assert found is not None
+    assert (error, ("loading", " 20%|██        | 20/100")) == (found.error, found.stderr)
+
+
+def test_a_crash_beside_a_progress_bar_shows_the_script_s_stack() -> None:
+    """Not the last lines of what faulthandler has written."""
+    stack = 'Fatal Python error: Aborted\n\nCurrent thread 0x02 (most recent call first):\n  File "job.py", line 7 in step\n'
+    found = first_failure([Report(0, -6, stderr=BAR + stack)])
+    assert found is not None
+    assert found.traceback is not None
+    assert 'File "job.py", line 7 in step' in found.traceback
+    assert ("loading", " 20%|██        | 20/100") == found.stderr
+
+
 def test_an_ignored_exception_is_no_error() -> None:
     """A destructor raised, and the process ended by its own exit code."""
     assert "exit code 7, without an exception" == describe(Report(0, 7, stderr=IGNORED))

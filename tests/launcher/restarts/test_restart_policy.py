@@ -170,6 +170,19 @@ def test_the_same_user_error_twice_without_progress_ends_the_run(ledger: Path) -
     assert decision.reason == "the same error came again without progress"
 
 
+def test_nothing_is_said_of_the_progress_of_a_script_that_tells_no_steps(ledger: Path) -> None:
+    """The same crash again may have come after hours of training: the budget decides. The same error ends the run."""
+    run = Run(plan_of(5), ledger)
+    script = {"step": None, "may_have_trained": True}
+    assert run.charge("crash", fingerprint="a", is_traced_fault=True, **script).restart
+    assert run.charge("crash", fingerprint="a", is_traced_fault=True, **script).restart
+    assert run.charge("user_error", fingerprint="b", **script).restart
+    assert run.charge("user_error", fingerprint="b", **script).reason == "the same error came again"
+    assert run.charge("crash", step=None, fingerprint="c", is_traced_fault=True).restart
+    again = run.charge("crash", step=None, fingerprint="c", is_traced_fault=True)
+    assert again.reason == "it crashed twice in the same way before the first step"
+
+
 def test_replicas_that_go_apart_in_the_same_way_again_end_the_run(ledger: Path) -> None:
     """A memory cell fails anywhere; code that writes by rank does it to the same tensor, before any progress."""
     run = Run(plan_of(5), ledger)
