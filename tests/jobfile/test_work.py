@@ -103,10 +103,10 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], in
 
 @pytest.mark.parametrize("kind", FILES)
 def test_twice_the_file_is_twice_the_work(calls: Callable[[str], int], kind: str) -> None:
-    """Two hundred more lines take twice the calls of a hundred more."""
+    """A hundred more lines take twice the calls of fifty more."""
     make = FILES[kind]
-    calls(make(50))  # what is kept for later files is there
-    few, some, many = (calls(make(count)) for count in (100, 200, 400))
+    calls(make(25))  # what is kept for later files is there
+    few, some, many = (calls(make(count)) for count in (50, 100, 200))
     assert many - some < 2.1 * (some - few) + 2000
 
 

@@ -66,7 +66,8 @@ def test_model_is_saved_with_the_snapshots_weights(tmp_path: Path) -> None:
     assert all(torch.equal(saved[key], weights[key]) for key in weights)
 
 
-@pytest.mark.timeout(300)  # two processes import transformers
+@pytest.mark.nightly  # two processes import transformers and peft
+@pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # peft's, of transformers
 def test_an_adapter_is_loaded_again_onto_its_base_model(tmp_path: Path) -> None:
     """The lora example's, as peft reads it: the same outputs, to the last bit, as the model that was trained."""
