@@ -30,7 +30,6 @@ def answer(shell: str, arguments: Sequence[str], group: click.Group) -> str:
         shell: bash, zsh or fish.
         arguments: For bash, the line after the command's name, and COMP_WORDBREAKS; for other shells, the words up to
             the cursor.
-        group: The commands.
     """
     with contextlib.suppress(Exception):
         if shell == "bash":

@@ -20,8 +20,6 @@ def call(
     """Return how a program has ended, and its output.
 
     Args:
-        words: The program and its arguments.
-        given: Text for its standard input.
         if_missing: Raised if this machine does not have the program.
         if_silent: Raised if the program has not ended after `ANSWER_S`.
     """

@@ -71,8 +71,6 @@ def try_out(
     """Try out the job's own code in a child process, which ends together with every process it started.
 
     Args:
-        job: The resolved job file.
-        project_root: Folder of the job's code.
         limit_s: Limit of the whole check, in seconds.
         takes_step: Also train one step on the CPU.
         watch: Called several times a second with the current activity, in words.

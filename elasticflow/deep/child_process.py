@@ -57,8 +57,6 @@ def run(
 
     Args:
         argv: Command; the descriptor of the pipe for messages is appended.
-        request: Text for its standard input.
-        environment: The child's environment variables.
         limit_s: Limit in seconds.
         watch: Called several times a second with the child's last message; None: no message yet.
     """

@@ -21,7 +21,6 @@ class CheckResult:
         topic: Heading above the result: "python", "torch", "machine", "network", "storage", "project".
         name: Subject of the check, in a word or two.
         verdict: Judgement of the fact.
-        fact: State of the subject.
         meaning: Consequence for a run; empty when all is well.
         remedy: Advice; empty when no action is needed.
     """

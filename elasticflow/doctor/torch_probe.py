@@ -75,7 +75,6 @@ class _TorchFacts:
     """Findings of the child process.
 
     Attributes:
-        version: Version of torch.
         build: Kind of the build, in words.
         seconds: Duration of its import.
         error: Error of a device; None if all devices work.

@@ -73,7 +73,6 @@ def load_job(
     A file with [matrix] is several jobs: without *case* all of them are checked.
 
     Args:
-        path: The job file.
         overrides: `key=value` texts that win over the file.
         case: Name of a case of the file's [matrix].
         environment: Variables that `${env:NAME}` names. None: they are not looked up.

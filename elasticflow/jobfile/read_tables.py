@@ -60,7 +60,6 @@ def read_tables(source: Source, cache: TableCache) -> tuple[ValidTables, list[Di
     """Return the valid tables by name, with defaults for absent tables, and the problems of the other tables.
 
     Args:
-        source: The job.
         cache: Tables that need not be validated again; valid tables are added.
     """
     tables: dict[str, BaseModel | None] = {}

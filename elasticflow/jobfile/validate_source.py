@@ -54,8 +54,6 @@ def validate_source(
     """Return the job of *source*, which has no [matrix], or its problems.
 
     Args:
-        source: The merged keys.
-        root: The project's root.
         environment: Variables that references name; None: they are not looked up.
         cache: Results of validating other jobs; results for this job are added.
         case: Name of the case, if the keys are those of a case of a matrix.

@@ -171,8 +171,7 @@ def await_launch(
     """Return the number of the job's newest launch, later than *last*, that is not over.
 
     Args:
-        keys: The job's.
-        store_address: Address of these keys.
+        store_address: Address of *keys*.
         last: Number of a launch that is not led any more.
         say: Called with what a person should know.
 
@@ -245,9 +244,6 @@ def _reached_again(store_address: StoreAddress, launch_id: str) -> ControlStore 
 
 class Node:
     """This machine as a node of the launch whose keys are at *store_address*.
-
-    Attributes:
-        folder: The run's folder here.
 
     Raises:
         NodeRefusedError: this machine would train something else, or does not see the run's snapshots.

@@ -48,7 +48,6 @@ class Request:
     """A launch to be made.
 
     Attributes:
-        job: The resolved job.
         files: The job file and what it extends.
         overrides: `--set` values in force.
         project_root: Folder the job's paths are relative to.
@@ -81,7 +80,6 @@ def launch(
     """Make the run's next launch, supervise it to its end and return its exit code.
 
     Args:
-        request: The launch to be made.
         show: Called with each event and metrics line as it is written, and with records that are only shown
             (`protocol/run_files.py`).
         warn: Called with each sentence a person should read before the launch.

@@ -80,9 +80,7 @@ def lint_file(path: Path, name: str, selection: Selection = EVERYTHING) -> list[
     """Return the findings in a file.
 
     Args:
-        path: The file.
         name: The path as the user typed it.
-        selection: The selected codes.
     """
     try:
         content = path.read_bytes()

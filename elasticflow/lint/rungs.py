@@ -39,7 +39,6 @@ class Change(NamedTuple):
 
     Attributes:
         line: Number of the line, from 1.
-        before: Text of the line.
         after: Text that replaces the line, or a remark about it.
     """
 

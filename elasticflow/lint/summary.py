@@ -31,7 +31,6 @@ def looked_for(findings: Iterable[Diagnostic], selection: Selection) -> list[tup
 
     Args:
         findings: All findings, including notes.
-        selection: The selected codes.
     """
     findings = list(findings)
     found = Counter(each.code for each in findings)

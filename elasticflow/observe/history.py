@@ -58,10 +58,8 @@ class Stop:
         generation: Number of the generation; 0 before the first.
         at: Unix time.
         kind: Class of the end, as the restart budget counts it; SUPERVISOR_LOST.
-        reason: Reason in words.
         step: Last finished step.
         rank: Rank of the worker that failed first; None if a node failed, or no worker did.
-        error: Root cause in one line.
         node: The node of that worker, or the node that was lost.
         pid: Process id of that worker.
         phase: Phase in which a rank hung.
@@ -105,9 +103,7 @@ class Stop:
         """Return the stop in a `generation.ended` or `run.failed` record.
 
         Args:
-            event: The record.
             at: Unix time.
-            reason: Reason in words.
             failure: The `worker.failed` or `node.lost` record of the first failure; empty if nothing failed.
             hang: The `hang.detected` record; empty if no rank hung.
         """
@@ -183,7 +179,6 @@ class Generation:
     Attributes:
         number: Number over the whole run.
         reason: Reason it was formed: start, crash, resume ...
-        world_size: Number of workers.
         members: The generation's nodes in rank order, with their later state.
         parent: Name of the snapshot it resumed from; None: the beginning, a state in memory, or unknown.
         memory_step: Step of the state in memory that it resumed from instead; None: from no such state.
@@ -226,9 +221,7 @@ class Launch:
     Attributes:
         number: Number of the launch; 0 if unknown.
         started: Unix time of its start.
-        pid: Process id of the supervisor.
         resume_command: The command that resumes the run; None: `elasticflow resume`.
-        end: The record of its end.
     """
 
     number: int = 0
@@ -243,8 +236,6 @@ class Node:
     """A node of a launch.
 
     Attributes:
-        name: Name in the launch.
-        nproc: Number of its workers.
         host: The machine's name; empty if unknown.
         first_rank: The first of its ranks in the newest group; None: the node takes no part.
         gone: `lost`, `left` or `excluded`; empty while it is there. All nodes leave with their launch.
@@ -276,14 +267,12 @@ class SnapshotEvent:
     """A snapshot that was committed, rejected or not written.
 
     Attributes:
-        name: Name of the snapshot.
         generation: The generation that reported it.
         state: `committed`; `rejected`: set aside; `failed`: it could not be written.
         at: Unix time.
         at_s: Seconds of the run.
         num_bytes: Size; None if unknown.
         seconds: Time that writing it took.
-        trigger: Cause for taking it.
         reason: Reason that it was rejected or failed.
     """
 
@@ -355,12 +344,10 @@ class RunHistory:
     """The history of a run; its lists begin with the oldest entry.
 
     Attributes:
-        generations: Generations by number.
         stops: Ends of generations, and of launches that could not continue.
         failures: `worker.failed` records, one of each generation: of the first worker that failed.
         snapshots: Snapshots that were committed, rejected or not written.
         node_events: Records about nodes, and failures on them, each with its seconds of the run.
-        pauses: Pauses between launches.
         nodes: Nodes of the newest launch, by name.
         group: The generation that was formed last.
         phase: The event that began the present phase (`PHASES`), and its Unix time; None: the run trains.
@@ -393,7 +380,6 @@ class RunHistory:
         began_anew: The newest `script.began_anew` record, unless a step was reported since.
         standbys: By node, its standby workers beside the newest generation, or the reason it makes none.
         standbys_seen: The newest standbys that were ready.
-        compilation: Costs of torch.compile.
     """
 
     launches: list[Launch] = field(default_factory=list)

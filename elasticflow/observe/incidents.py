@@ -38,7 +38,6 @@ def incidents(folder: RunFolder, history: RunHistory | None = None) -> list[Stop
     """Return the failures of the run, oldest first.
 
     Args:
-        folder: Folder of the run.
         history: The run's history, if it was read already.
     """
     history = history or RunHistory.read(folder)

@@ -27,7 +27,6 @@ class Operator:
     Attributes:
         name: Name in torch.
         shapes: Shapes of its inputs; empty if the trace lacks them.
-        calls: Number of calls.
         self_us: Microseconds in the operator itself, without the operators that it calls.
         total_us: Microseconds in the operator and all that it calls.
     """
@@ -47,7 +46,6 @@ class Trace:
         steps_us: Microseconds of each step, in order.
         parts: Microseconds in the parts of the steps, by name, the longest first: `forward`, `backward`, `optimizer`, `data`...;
             `other` is the time outside of all parts.
-        operators: Operators on the CPU.
         kernels: Kernels on GPUs.
     """
 
@@ -155,7 +153,6 @@ def top(operators: Iterable[Operator], by: str, most: int) -> list[Operator]:
     """Return the *most* operators that take the longest, or are called most often.
 
     Args:
-        operators: Operators of a trace.
         by: "self", "total" or "calls".
         most: Number of operators to return; 0 for all.
     """

@@ -30,10 +30,7 @@ class Elsewhere:
     """Workers whose logs are not in this run folder, or only in part.
 
     Attributes:
-        generation: Generation of the logs.
-        ranks: Ranks of the workers.
         node: Node on which they ran.
-        host: Machine of the node.
         is_gone: True if the node is lost or has left, and cannot be asked.
         is_partly_here: True if the logs that the node sent before it was lost are here.
     """

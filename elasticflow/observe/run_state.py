@@ -55,7 +55,6 @@ class RunState:
         held: Newest step that all workers hold in their nodes' memory, which ends with the launch.
         launched: Unix time at which the newest launch began.
         updated: Unix time of the last sign of life.
-        pid: The supervisor's process id.
         verdict: Record of the newest launch's end.
         epochs: Passes over the data in all, if the job gives them.
         budget_left: Restarts left in the budget; None if unknown.

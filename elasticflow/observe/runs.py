@@ -15,7 +15,6 @@ def list_runs(project_root: Path, job: str | None = None, *, by_hand: bool = Fal
     """Return the runs under *project_root*, or of one job in it, the newest launch first.
 
     Args:
-        project_root: Folder of the project.
         job: Name of a job; None: all jobs.
         by_hand: Include runs that plain python or torchrun started (`RunByHand`).
     """
@@ -38,7 +37,6 @@ def find_run(project_root: Path, text: str | None, *, by_hand: bool = False) -> 
     None means the newest run of the project.
 
     Args:
-        project_root: Folder of the project.
         text: RUN as the user typed it.
         by_hand: True if the command can also show a run that plain python or torchrun started (`RunByHand`).
 

@@ -34,14 +34,12 @@ class RunStatus(RunState):
 
     Attributes:
         status: Running, or the way it ended; a run whose supervisor vanished is interrupted.
-        folder: The run folder.
         scalars: Values that the job's own step returned beside the loss in the last step, by name; None if not finite.
         grad_norm: Norm of the last step's gradient, or a norm for each of several optimizers by name; None: not logged.
         counted_per_s: Items per second in the last step, by kind: `{"tokens": 51200.0}`.
         mfu: Share of the devices' peak that the last step used; None: not measured.
         doing: The activity that has lasted for longer than a moment, while the run is running.
         evaluation: The newest metrics over the evaluation set.
-        evaluated_step: The step of these metrics.
         weights: The evaluated weights: "ema" (averaged) or "raw", or by evaluation set if the sets differ; None if
             unknown.
         evaluation_raw: The metrics of the raw weights, if they were evaluated beside the averaged.

@@ -34,8 +34,6 @@ class LogLine:
     """A line of a worker's log.
 
     Attributes:
-        generation: Generation of the worker.
-        rank: Rank of the worker.
         stream: The worker's file that has the line.
         text: Text of the line, without the newline.
         record: The line's JSON object, for `jsonl`.
@@ -116,7 +114,6 @@ def follow(
     Ends when *is_live* is no longer true and every written line has been read.
 
     Args:
-        folder: The run folder.
         generation: The only generation to follow; None: all from the newest on.
         rank: The only rank to follow; None: all.
         is_live: Returns True while more lines may be written.

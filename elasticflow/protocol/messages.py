@@ -137,7 +137,6 @@ class NodeReady:
 
     Attributes:
         node: Id of the node inside the launch.
-        host: Name of its machine.
         nproc: Workers that it starts.
         node_rank: The node's place among all nodes, where the rendezvous is static; else None.
         refused: Modules that its fork server could not import beforehand.
@@ -232,7 +231,6 @@ class LogLeftOut:
     Attributes:
         stream: `stdout` or `stderr`.
         lines: How many were left out so far, in the worker's generation.
-        bytes: How many.
     """
 
     node: str
@@ -274,8 +272,6 @@ class CompilerCacheMoved:
 
     Attributes:
         action: `saved` or `loaded`.
-        files: How many.
-        bytes: Size of the archive.
         seconds: How long it took, at low priority where it was saved.
     """
 

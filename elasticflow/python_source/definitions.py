@@ -69,7 +69,6 @@ class Definition(NamedTuple):
 
     Attributes:
         module: The module in whose namespace the source is read.
-        node: The parsed source.
         num_bound: Number of positional arguments bound by `functools.partial`, or by the class of a class method.
         preset: Names of the keyword arguments bound by `functools.partial`.
     """

@@ -52,7 +52,6 @@ class Module(NamedTuple):
     """A module found by its file.
 
     Attributes:
-        name: Dotted name.
         file: Source file; None for a namespace package.
         folders: Folders of its submodules; empty for a plain module.
         is_own: The module is on the job's path, not installed.

@@ -30,7 +30,6 @@ class Names:
     """Bindings of a file.
 
     Args:
-        nodes: All nodes of its tree.
         scope_of: The function, lambda, class or module around a node.
     """
 

@@ -46,7 +46,6 @@ class Chart:
     """A plot of a quantity.
 
     Attributes:
-        name: Name of the quantity.
         title: Text for readers who cannot see the plot.
         lines: Lines to draw, those of lost steps first.
         x_ticks: Ticks of the axis of steps.
@@ -131,7 +130,6 @@ def chart_of(name: str, curves: Sequence[Labelled], begins: Mapping[int, int] | 
     """Return the plot of a quantity of one or several runs; None if there is no finite value.
 
     Args:
-        name: Name of the quantity.
         curves: Curves of the quantity, one for each run.
         begins: First step of each generation of a single run, for marks.
     """

@@ -56,7 +56,6 @@ class RunFacts:
         generations: Oldest first.
         snapshots: Committed snapshots.
         ledger: Lines of the restart budget.
-        keys: Keys of the job.
         environment: Facts of machine and libraries, by name.
         data: Facts of each data set, by its name.
         logs: Log files of all ranks.

@@ -39,7 +39,6 @@ class Logged:
     """Texts or images that a hook logged under one name.
 
     Attributes:
-        kind: Kind of the logged values.
         shown: The texts or images to show, the newest first.
         count: Number of all logged texts or images.
     """

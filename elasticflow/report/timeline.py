@@ -25,7 +25,6 @@ class Span:
     """A stretch of time, in seconds of the timeline.
 
     Attributes:
-        generation: Number of the generation.
         is_training: True: steps are done in it, or the job's own script runs; False: the group is being started.
         text: Words for the stretch.
     """
@@ -74,7 +73,6 @@ class Timeline:
         seconds: Duration of the run, without the pauses between launches.
         lanes: Lanes of the nodes, in the order in which they joined.
         snapshots: Marks of snapshots that were committed, set aside, or failed.
-        pauses: Pauses between launches.
     """
 
     began: float = 0.0

@@ -66,7 +66,6 @@ def join(
     Under plain torchrun and `python train.py`, where no agent gives the group a number, rank 0 claims one.
 
     Args:
-        job: The job's name.
         job_digest: Identifies the resolved job.
         folder: Folder of the entry point; also the run folder, unless the environment names another.
         snapshots: Times and place of snapshots.
@@ -189,7 +188,6 @@ def leave(
     (torch 2.13, gloo: `~ProcessGroupGloo` joins a thread that waits for the interpreter's lock).
 
     Args:
-        worker: This worker.
         position: Position after the last step.
         schedule: The schedule that gives positions their meaning.
         evaluation: The job's evaluation, if any: training is not finished while one is owed.

@@ -36,7 +36,6 @@ class ModuleLocation(NamedTuple):
     """A module by the name a job file gives it.
 
     Attributes:
-        module: Dotted name.
         path: The folder of `job.path` that contains the module, relative to the project's root.
     """
 

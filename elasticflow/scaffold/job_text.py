@@ -52,12 +52,9 @@ def text_of(
     """Return the text of a job file for a model.
 
     Args:
-        name: Name of the job.
         tables: Keys of `[model]`, `[optimizer]` and `[dataset]`, in order.
         epochs: Passes over the data.
-        workers: Workers per machine.
         path: Folders of the job's modules, from the project's root.
-        evaluation: Lines of an evaluation table.
     """
     lines = [*_head(name), "seed = 1234 | of the samples' order and of every random number"]
     if path != ".":
@@ -94,12 +91,9 @@ def text_of_script(
     """Return the text of a job file that runs a training script as it is.
 
     Args:
-        name: Name of the job.
         entry: The script, from the project's root.
-        args: Arguments of the script.
         required: Required arguments of its parser that are missing in *args*.
         preload: Slow modules that the script imports.
-        workers: Workers per machine.
         why: Reason for the number of workers, if it comes from the script.
         is_joined: The script calls `elasticflow.join`, so the job file sets its seed and its snapshots.
     """

@@ -92,7 +92,6 @@ class Delivery:
         make: Makes the sink; it may raise.
         options: The sink's table in the job file.
         run: Facts of the run, for the sink.
-        folder: The run's folder.
         report: Called once when deliveries begin to fail, and once when they work again.
         is_wanted: For sinks of events only: returns True for events to send. None: all events.
 

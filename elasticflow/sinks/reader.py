@@ -36,7 +36,6 @@ class Position:
     """The position up to which a run was read.
 
     Attributes:
-        metrics: Position in metrics.jsonl.
         events: Position in events.jsonl up to which points were made of events.
         told: Position in events.jsonl up to which the events themselves were returned.
         logged: Position in the logs of hooks by rank: the newest file that was read, the bytes read of it, and by name

@@ -22,7 +22,6 @@ class SinkKind(NamedTuple):
     """A sink of ours.
 
     Attributes:
-        entry: Entry of its class.
         extra: The extra of elasticflow that installs its packages; None: it needs none.
         needs: Modules that the extra installs.
     """

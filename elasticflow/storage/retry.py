@@ -25,7 +25,6 @@ class Patience:
     Attributes:
         total_s: From the first try to the start of the last one.
         first_s: The first pause. Each pause is twice the one before it; up to half of it is left out by chance.
-        most_s: The longest pause.
     """
 
     total_s: float = 120.0

@@ -53,7 +53,6 @@ class Trouble:
 
     Attributes:
         operation: The operation and its path, for messages.
-        kind: Class of the error.
         error: Class of the error, and the first line of its message.
         attempt: Tries so far.
         pause_s: Seconds until the next try.

@@ -28,7 +28,6 @@ class LockHeldError(Exception):
     Attributes:
         note: The holder's text in the file; empty if it has written nothing yet, or something else.
         holder: The process; None if the file does not tell, as an earlier version's does not.
-        who: The process in words.
     """
 
     def __init__(self, text: str) -> None:

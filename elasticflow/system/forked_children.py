@@ -39,7 +39,6 @@ class _Parent:
         pid: The process; None in its children.
         thread: The process' main thread; the kernel ends a child with the thread that forked it.
         is_lifeline: Children end with it.
-        handlers: The process' signal handlers.
         descriptors: The process' connections and locks: device and inode by descriptor.
         actions: Called in each child.
     """

@@ -26,7 +26,6 @@ class AppendedLines:
     Opening the file moves aside damaged lines that a power cut or a bad disk left at its end.
 
     Args:
-        path: The file.
         is_right: Returns True if a record may stand in the file.
 
     Attributes:
@@ -104,7 +103,6 @@ class FollowedLines:
 
     Args:
         path: Path of the file, which may not exist yet.
-        ends: Line separator.
         longest: Most bytes of a line; a longer line comes in pieces. None: lines come whole.
         begins_at: Bytes at its beginning that are left out; the first line may be the rest of one.
     """

@@ -53,7 +53,6 @@ def is_in_log(pid: int, since_s: float = 0.0) -> bool:
     """Return whether the kernel's log says that it killed the process for memory; False where it may not be read.
 
     Args:
-        pid: The process.
         since_s: Seconds after the machine's start; earlier lines are about another process with the same id.
     """
     report = f"Killed process {pid} (".encode()

@@ -33,7 +33,6 @@ class FaultCost:
     """Consequences of a fault, up to the next fault.
 
     Attributes:
-        words: The fault in words.
         restarts: Class of each generation that ended.
         seconds: Seconds from the fault, or from the drain it led to, to the first finished step of the next generation;
             None if no generation ended.
@@ -55,10 +54,8 @@ class ChaosOutcome:
 
     Attributes:
         is_exact: True: every bit was compared; False: the samples of each step and the smoothed loss.
-        run: The disturbed run's folder.
         steps: Steps that the disturbed run finished.
         seconds: Durations of the undisturbed and the disturbed run.
-        comparison: Comparison of the two runs.
         costs: Cost of each fault, in order.
         undone: Number of faults that were not done because the run had ended before.
     """
@@ -86,10 +83,7 @@ def run_with_faults(
     Args:
         subject: The job; its own runs and snapshots are left alone.
         plan: The faults, in order.
-        workers: Workers of each node.
-        steps: Steps of each run.
         tolerance: Tolerance of `compare_losses`.
-        scratch: Folder for both runs.
         begin: Called with each trial before it starts; returns a function that is called with its steps so far.
 
     Raises:

@@ -49,7 +49,6 @@ class TriedJob:
     """The job that trials run.
 
     Attributes:
-        job: The resolved job.
         files: The job file and the files that it extends.
         project_root: Folder the job's paths are relative to.
     """
@@ -68,12 +67,10 @@ class TrialRun:
     """One trial in its scratch folder.
 
     Args:
-        subject: The job to run.
         scratch: Folder in which `runs/<job>/<run id>` and `records/<run id>` are made.
         mark: End of the run's id, by which its processes can be told from those of any other run.
 
     Attributes:
-        run: The trial's run folder.
         done: Faults of its plan that were done up to now.
     """
 

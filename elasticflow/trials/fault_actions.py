@@ -61,13 +61,7 @@ def cue(folder: Path, number: int) -> Path:
 
 
 class FaultActor:
-    """Does faults to a running launch.
-
-    Args:
-        launch: Process id of the launch.
-        workers: The running workers.
-        folder: Folder of the cue files.
-    """
+    """Does faults to a running launch."""
 
     def __init__(self, run: RunFolder, launch: int, workers: Sequence[RunningWorker], folder: Path) -> None:
         self._run, self._launch, self._folder = run, launch, folder

@@ -77,7 +77,6 @@ class Trial:
         killed_after: Step after which a worker is killed; None: no worker is killed.
         drained_after: Step after which the first launch is drained and a second launch continues; None: there is one
             launch.
-        plan: Faults of the trial.
     """
 
     name: str
@@ -186,9 +185,7 @@ def check(job: Job, worlds: Sequence[World], steps: int, gpus: int) -> int:
     """Check that the job can be tried, and return the number of steps of each trial.
 
     Args:
-        job: The resolved job.
         worlds: World sizes and degrees.
-        steps: Requested steps.
         gpus: Number of GPUs that torch can use here.
 
     Raises:

@@ -78,7 +78,6 @@ def verify(
         worlds: World sizes and degrees that `trial.check` has passed.
         steps: Steps of each trial; fewer if the job is shorter.
         tolerance: Tolerance of `compare_losses`.
-        scratch: Folder for the trials.
         begin: Called with each trial before it starts; returns a function that is called with its steps so far.
         is_kept: False: each run is removed as soon as it is over.
 

@@ -205,7 +205,6 @@ class _Story:
     """Events of a run about one request.
 
     Attributes:
-        names: Names of the events.
         answers: By rank, the event that ended the rank's part; rank None answers a request that could not be read.
     """
 

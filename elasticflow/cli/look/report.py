@@ -78,7 +78,6 @@ def _of_sweep(root: Path, job: str) -> list[RunFolder]:
     """Return the newest run of each case, in the order of the cases' names.
 
     Args:
-        root: The project's root.
         job: The file with [matrix], or the job's name in it, which begins the names of the cases.
 
     Raises:

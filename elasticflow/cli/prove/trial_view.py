@@ -33,7 +33,6 @@ class TrialView:
     """Shows results on standard output, and progress on standard error if that is a terminal.
 
     Args:
-        steps: Steps of each trial.
         tolerance: Largest difference of losses, as in `compare_losses`.
         quiet: Show the progress only.
     """

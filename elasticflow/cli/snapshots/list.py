@@ -63,7 +63,6 @@ def table_of(rows: Sequence[SnapshotRow], now: float, width: int | None) -> Iter
     """Yield the lines of the table of snapshots.
 
     Args:
-        rows: Rows of the table.
         now: Unix time.
         width: Width of the terminal in columns; None: the whole table is shown.
     """

@@ -34,7 +34,6 @@ class VerifyResult:
     """Result for one snapshot.
 
     Attributes:
-        name: The snapshot.
         whole: Every byte is as it was written.
         bytes: Bytes read.
         seconds: Time that reading took.

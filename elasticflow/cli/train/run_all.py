@@ -46,7 +46,6 @@ class CaseResult(NamedTuple):
     """Result of one case.
 
     Attributes:
-        case: Name of the case.
         run: The run folder, which need not exist.
         outcome: Status as in `elasticflow runs`, or the reason why there is no run.
         seconds: Time that this command spent on the case; None: nothing was done.

@@ -27,7 +27,6 @@ def finish(
     """Write an example, print what it lacks here and the next commands; return the exit code.
 
     Args:
-        name: Name of the example.
         folder: Target folder; None for a folder with the example's name.
         may_ask: The command may ask questions.
         gitignore: Add the run folders to .gitignore; None to ask.

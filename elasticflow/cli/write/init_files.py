@@ -27,9 +27,6 @@ class NewJob:
     """A job to write, with its code.
 
     Attributes:
-        root: The project's root.
-        job_file: Path of the job file.
-        text: Text of the job file.
         code: Text of the Python files to write with it, by path from the root.
         notes: Lines to print for the user.
     """

@@ -141,7 +141,6 @@ def show(
     """Print the plan of a job without errors.
 
     Args:
-        loaded: The job.
         against: The run that the job is compared with, if any.
         form: `text` or `json`.
         report: Report of `--deep`.

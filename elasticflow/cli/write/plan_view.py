@@ -38,8 +38,6 @@ class PlanView(NamedTuple):
     """The content of a plan for the terminal.
 
     Attributes:
-        plan: The plan of the launch.
-        job: The resolved job.
         known: Facts of data, model and machine, with their sources.
         ahead: The forecast from these facts.
         run_facts: Facts of the run that the job is compared with; None: there is no such run.

@@ -16,7 +16,6 @@ def apply(manifest: str, patch: Path | None = None) -> str:
     """Apply a manifest in kubectl's current context and namespace, and return kubectl's answer.
 
     Args:
-        manifest: The objects.
         patch: The file that was merged into them.
 
     Raises:

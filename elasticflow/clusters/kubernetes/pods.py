@@ -27,9 +27,7 @@ class PodSpec:
     """Facts from which the pods of a run are made.
 
     Attributes:
-        job: The resolved job.
         table: The job's [kubernetes].
-        name: Name of the run's objects.
         endpoint: host:port at which the pods meet.
         job_file: Path of the job file, relative to the project's folder.
         files: Keys in the ConfigMap of the job file and the files that it extends, by path relative to the project's
@@ -77,7 +75,6 @@ class PodSpec:
 
         Args:
             subdomain: Name of the headless Service; None: the controller sets it.
-            labels: Labels of the pods.
         """
         table = self.table
         spec: dict[str, Any] = {} if subdomain is None else {"subdomain": subdomain}

@@ -30,7 +30,6 @@ class BatchScript:
     """Facts from which the script of one job is made.
 
     Attributes:
-        job: The resolved job.
         table: The job's [slurm].
         root: The project's folder, which has the same path on every node.
         words: The words after `elasticflow run`: the job file, relative to the root, its case and `--set` values.

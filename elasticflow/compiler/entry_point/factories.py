@@ -53,7 +53,6 @@ def factory(
 
     Args:
         imports: Imports of the scope of the call; imports for the call are added.
-        entry: The factory.
         positional: Code of the first arguments.
         args: Named arguments as in the job file.
         where: Key of the named arguments, for errors.

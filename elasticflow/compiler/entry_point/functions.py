@@ -73,9 +73,7 @@ class Function:
         key: The key of the job file that the function is about.
         doc: The docstring, without its full stop.
         value: Code of the result; None: the function returns nothing.
-        imports: Imports of the function's code.
         parameters: Parameters with their annotations; the caller has variables of these names.
-        returns: Annotation of the result.
         begins: Name of the random state in which the function calls the job's code; None: the caller's state.
         first: Lines before the last one.
     """
@@ -120,7 +118,6 @@ def functions_of(job: Job, forms: CallForms, taken: Iterable[str]) -> dict[str, 
     """Return the functions of the job's train.py by name, in their order.
 
     Args:
-        job: The resolved job.
         forms: Forms in which the job's factories are called.
         taken: Names that the functions find outside of themselves.
 

@@ -44,8 +44,6 @@ def render(
     """Return the text of train.py: the same job gives the same text.
 
     Args:
-        job: The resolved job.
-        digest: Digest of the job.
         job_file: Path of the job file, relative to the project root.
         root: The project root as seen from the launch folder, like `../..`.
         overrides: The `--set` values that the job was resolved with.

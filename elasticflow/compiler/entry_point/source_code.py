@@ -52,7 +52,6 @@ def layout(code: Code, *, indent: int = 0, before: str = "", after: str = "") ->
     """Return *before*, *code* and *after* on one line if it fits, else broken as ruff breaks it.
 
     Args:
-        code: The expression.
         indent: Columns before the first character of every line.
         before: Text before the expression on the first line, like `x = `.
         after: Text after the expression on the last line, like a comma.

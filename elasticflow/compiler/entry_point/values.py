@@ -39,9 +39,7 @@ def values_of(job: Job, *, root: str, digest: str, forms: CallForms, taken: Iter
     """Return all values of train.py's template except those of its header.
 
     Args:
-        job: The resolved job.
         root: The project root as seen from the launch folder.
-        digest: Digest of the job.
         forms: Forms in which the job's factories are called.
         taken: Names that have a meaning in train.py.
 

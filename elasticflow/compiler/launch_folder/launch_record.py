@@ -36,7 +36,6 @@ class LaunchRecord:
         overrides: `--set` values that the job was resolved with.
         case: Name of the job's case in the job file's [matrix].
         root: The project root, relative to the launch folder; None if not recorded.
-        digest: Digest of the job.
     """
 
     place: str

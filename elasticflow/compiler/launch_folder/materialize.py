@@ -52,7 +52,6 @@ def materialize(
     """Write the launch folder; a folder that did not exist appears complete or not at all.
 
     Args:
-        plan: The plan of the launch.
         job: The resolved job of the plan.
         folder: The launch folder; in an existing folder only our own files are replaced, one by one.
         project_root: Folder that the plan's paths are relative to.

@@ -40,7 +40,6 @@ class WorldRow(Fact):
     """The split of the global batch at one world size.
 
     Attributes:
-        nodes: Nodes of this row.
         world_size: Workers, or None where only the machine tells the number per node.
         samples_per_rank: Fewest and most samples that one rank takes of a full batch.
         micro_batches: Most forwards of one rank per step, whose gradients are accumulated.

@@ -62,7 +62,6 @@ class LaunchPlan(Fact):
     """Everything a launch needs; written to plan.json, read back by `resume`.
 
     Attributes:
-        format: Version of this record.
         job_digest: SHA-256 over the resolved job's canonical JSON.
         job_files: The job file and the files it extends, relative to the project root.
         case: Name of the case in the job file's [matrix]; None without a matrix.
@@ -165,7 +164,6 @@ def plan_job(
     """Return everything a launch of *job* needs; reads nothing but its arguments.
 
     Args:
-        job: The resolved job.
         project_root: Folder that the paths of the plan are relative to.
         job_files: The job file first, then the files it extends.
         case: Name of the job's case in the job file's [matrix].

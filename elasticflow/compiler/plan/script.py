@@ -19,7 +19,6 @@ class ScriptPlan(Fact):
     Attributes:
         entry: File of the script; None: the script is a module.
         module: The module that is run as by `python -m`.
-        args: Arguments of the script.
         path: Folders at the end of `sys.path`.
         silence_s: Seconds without a line that count as a hang; None: silence is never a hang.
         log_every: Steps between two lines of the log, for a script that calls `elasticflow.join`.

@@ -134,7 +134,6 @@ def script(
     Args:
         job_name: Name of the job, for the comment at the top.
         args: torchrun's arguments: options, then the program.
-        environ: Variables to export.
         reasons: Reason for each variable, by name.
         env: Variables of the job's [env].
         secrets: Names of variables whose values must not be written to a file.

@@ -59,7 +59,6 @@ class Difference:
         old: Value of the run so far; None if the key was absent.
         new: Value now; None if the key is gone.
         weight: Effect on a resumed run: none, another trajectory, or corruption.
-        reason: Reason for the weight.
     """
 
     key: str
@@ -214,7 +213,6 @@ def lines_of(
     Args:
         differences: Differences in the order within their groups.
         paint: Returns a group's head in the colour of its weight.
-        indent: Text before each line.
     """
     rows = [(each, each.key, change(each)) for each in differences]
     keys = min(max((len(key) for _, key, _ in rows), default=0), _WIDEST_KEY)

@@ -41,7 +41,6 @@ class Data:
 
     Args:
         report: Receives the problems.
-        code: The job's train.py.
         most: Number of samples in the batch, at least 2. Data in shards gives its first samples.
 
     Attributes:

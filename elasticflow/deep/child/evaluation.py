@@ -39,10 +39,7 @@ def measure(report: Report, code: EntryPoint, model: nn.Module, table: DataTable
 
     Args:
         report: Receives the problems.
-        code: The job's train.py.
         model: The model to measure; it is in training mode afterwards.
-        table: The evaluation set.
-        batch: A batch of the set.
 
     Raises:
         BrokenError: the metrics could not be made; the problem was reported.

@@ -35,7 +35,6 @@ def try_out(
 
     Args:
         report: Receives problems and notes.
-        code: The job's train.py.
         trained: The trained state after a step.
         run: The run that made the step.
         measured: Names of the metrics that the evaluations measure.

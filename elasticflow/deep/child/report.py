@@ -55,7 +55,6 @@ class Report:
             kind: Kind of the problem if the call raises.
             key: Key of the job file that the call is about, until the call itself reports another activity.
             doing: The activity in words, in case the call never returns.
-            fn: The function to call.
 
         Raises:
             BrokenError: the call raised another exception.

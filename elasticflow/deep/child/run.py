@@ -34,7 +34,6 @@ class Alone:
 
     Args:
         report: Gets the loop's activities.
-        seed: Seed of the job.
     """
 
     rank = 0
@@ -69,7 +68,6 @@ class DeepRun:
 
     Args:
         report: Gets the loop's activities and the result of the step.
-        code: The job's train.py.
         trained: The model, optimizers and other state that the step changes.
         looks: True: facts of the step are reported, too, and findings that follow from them.
 

@@ -73,7 +73,6 @@ def build(report: Report, code: EntryPoint, shard: Callable[[nn.Module], None] |
 
     Args:
         report: Receives the problems.
-        code: The job's train.py.
         shard: Shards the model and its average before the optimizer is made.
 
     Raises:

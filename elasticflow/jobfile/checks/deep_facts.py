@@ -27,7 +27,6 @@ def check_deep_facts(
     Args:
         source: The job's keys and their places.
         job: The job, which has no errors.
-        samples: Length of the dataset.
         snapshot_bytes: Size of a whole snapshot.
         memory_bytes: Main memory of this machine; each node is assumed to have as much.
     """

@@ -50,11 +50,9 @@ class References:
     """Looks up the references of one job.
 
     Attributes:
-        source: The merged job.
         case: Name of the job's case, if the job is one of a matrix.
         environment: Variables by name. None: variables are not looked up, so that a file is validated alike on every
             machine; a hook or CI does not have them, and a variable that is not set there is no mistake of the file.
-        problems: Diagnostics about references.
         hidden: Secrets that were looked up: no message may show them.
         secrets: The texts that hold secrets, by key.
     """

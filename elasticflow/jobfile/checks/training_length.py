@@ -46,9 +46,7 @@ class TrainingLength(NamedTuple):
     """The length of a whole run; None for a figure that only the data tells.
 
     Attributes:
-        steps: Optimizer steps.
         epochs: Passes over the data, the last of which may be cut short.
-        samples: Samples consumed.
     """
 
     steps: int | None

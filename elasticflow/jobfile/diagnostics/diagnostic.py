@@ -24,7 +24,6 @@ class Diagnostic(NamedTuple):
         column: From 1, in code points.
         end_line: Line of the last code point.
         end_column: Column after the last code point.
-        help: The remedy.
         excerpt: The line of the file, secrets masked.
     """
 

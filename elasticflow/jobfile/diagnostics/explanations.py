@@ -20,7 +20,6 @@ class Explanation(NamedTuple):
         title: The mistake in a few words.
         reason: The reason and the remedy: one paragraph, as one line.
         bad: An example that gives the code.
-        good: The example put right.
         markdown: Reason and examples as they stand on the page.
     """
 

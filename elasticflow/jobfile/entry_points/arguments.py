@@ -36,7 +36,6 @@ class ArgumentCheck:
     """The check of an entry point's arguments.
 
     Args:
-        entry: The entry point.
         definition: The function or class that it names.
         signature: Signature of the definition.
 

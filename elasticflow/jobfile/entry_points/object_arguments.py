@@ -36,9 +36,7 @@ class ObjectArgument(NamedTuple):
     """One object of the job file.
 
     Attributes:
-        path: Key of the object's table.
         entry: `package.module:attribute`.
-        args: The object's own arguments.
         is_partial: The object is a `functools.partial`, not the result of the call.
     """
 

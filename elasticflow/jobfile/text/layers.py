@@ -28,7 +28,6 @@ class Layer:
     Attributes:
         name: Name in messages: the file as the user wrote it, or `--set`.
         text: The text, newlines normalised.
-        raw: The text's own keys.
         find_spots: Finds the places of the keys; called for messages only, as most jobs have no mistakes.
         is_file: The text is a file, not `--set`.
         removes: The key that the text removes from the layers below, if any.
@@ -57,7 +56,6 @@ class MovedLayer:
     """Keys of a job whose real place is elsewhere: the keys of a case, in [matrix].
 
     Attributes:
-        raw: The keys.
         moves: The places of the keys, by the beginnings of their paths.
         look_there: Returns the place of a moved key.
     """

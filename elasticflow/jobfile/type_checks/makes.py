@@ -25,7 +25,6 @@ class Kind(NamedTuple):
     """A kind of object.
 
     Attributes:
-        words: The kind in words.
         base: The class of torch that all objects of the kind inherit from.
     """
 

@@ -76,7 +76,6 @@ class Agent:
     Args:
         config: Configuration from the supervisor.
         options: The launch's arguments as torchrun parses them.
-        store: The launch's control store.
         server: Forks the workers; it is ready.
         writer: Writes the snapshots of the node.
         heartbeats: The heartbeats of the node's workers.

@@ -176,7 +176,6 @@ def build_agent_process(
     """Return the agent of *node* on this machine, not yet started.
 
     Args:
-        plan: The launch's.
         folder: The run folder on this machine.
         launch_folder: Where train.py lies.
         node: Id of the node inside the launch.

@@ -26,7 +26,6 @@ def master_of(
     Nothing holds the port meanwhile: another program may take it, as with torchrun.
 
     Args:
-        store: The launch's control store.
         host: Host that serves the store.
         interface: Interface that workers talk over, if the job names one.
         assignment: This node's part in the generation.

@@ -41,7 +41,6 @@ class EndedOrphan:
     """A process that outlived the worker that started it.
 
     Attributes:
-        pid: Process id.
         command: Command line, cut short.
         was_killed: It did not end when it was asked to.
     """

@@ -70,8 +70,6 @@ class RankPrints:
     """The standard streams of rank 0 in one generation, as they grow, without the warnings, which are events.
 
     Args:
-        folder: The run's.
-        generation: Number of the generation.
         clock: Seconds.
         begins_at_end: Leave out the lines that the files hold already.
     """

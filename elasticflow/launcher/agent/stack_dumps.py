@@ -54,7 +54,6 @@ def collect(pids: Mapping[int, int], logs: Mapping[int, Path]) -> dict[int, Work
 
     Args:
         pids: Process ids by local rank.
-        logs: Files of their standard errors.
     """
     # Before a stopped process is woken up.
     states = {rank: state_of(pid) for rank, pid in pids.items()}

@@ -49,9 +49,6 @@ class WorkerStreams:
     use: logs are lost (torch 2.13, multiprocessing/api.py `reify`). Everything is kept here, whatever is redirected.
 
     Args:
-        folder: The run's.
-        generation: Number of the generation.
-        ranks: Global ranks by local rank.
         options: Which streams are also shown, in the agent's own, each line after its worker's name, as torchrun does.
 
     Attributes:
@@ -133,8 +130,6 @@ class BoundedFile:
 
     Args:
         path: Where it is, or will be.
-        rank: The worker's.
-        stream: Name of the stream.
     """
 
     def __init__(self, path: Path, rank: int, stream: str) -> None:

@@ -35,7 +35,6 @@ class FoundWarning(NamedTuple):
     Attributes:
         category: Python's class of it; `torch` for torch's own lines; `WARNING name` for a logger.
         place: File and line; empty if unknown.
-        text: The message in one line.
     """
 
     category: str

@@ -45,8 +45,6 @@ class ForkedWorkers:
 
     Args:
         server: Fork server that starts the workers.
-        environments: Variables of each local rank.
-        streams: Files of their standard streams.
     """
 
     def __init__(
@@ -214,8 +212,6 @@ def environment_of(
     Args:
         assignment: The node's part in the generation.
         local_rank: Number of the worker on the node.
-        role: Name of the workers' role.
-        run_id: The run's.
         master: Host and port of the launch's store.
     """
     rank = str(assignment.first_rank + local_rank)

@@ -76,7 +76,6 @@ class Stored:
 
     Attributes:
         data: The archive.
-        files: How many files it holds.
     """
 
     data: bytes
@@ -90,8 +89,6 @@ class CacheStore:
 
     Args:
         storage: The snapshots' URI.
-        prefix: The run's place under it.
-        kind: Kind of this machine.
     """
 
     def __init__(self, storage: Storage, prefix: str, kind: MachineKind) -> None:

@@ -54,7 +54,6 @@ class Place:
     Attributes:
         node: Id of the node inside the launch.
         folder: The node's folder; None: torch keeps its cache where it does by itself.
-        kind: Kind of this machine.
         writer: Says where the snapshots are.
         reason: Why the cache is off, if the user should know.
     """
@@ -79,10 +78,8 @@ def place_of(run: RunFolder, node: str, writer: WriterStart, environment: Mappin
     """Return the place of *node*'s cache; its folder is made, and holds no half written file.
 
     Args:
-        run: The run folder.
         node: Id of the node inside the launch; none of its workers runs.
         writer: Says where the snapshots are.
-        environment: This process'.
     """
     kind = this_machine()
     if _is_chosen(environment):

@@ -39,11 +39,7 @@ class Transfer:
     Attributes:
         action: Load, or save.
         parent: Process whose end also ends this one.
-        folder: The node's folder.
-        kind: Kind of this machine.
         facts: Facts about this kind of machine.
-        uri: The snapshots' place.
-        prefix: The run's place under it.
         options: For the file system.
         is_first: The node has rank 0; others save only where there is no cache of their kind.
     """
@@ -65,8 +61,6 @@ class Transferred:
 
     Attributes:
         outcome: `none`: there was nothing to do; `busy`: a compiler is writing, so try again.
-        files: Number of files moved.
-        bytes: Size of the archive.
         seconds: How long it took.
         reason: Why it failed.
     """

@@ -35,10 +35,8 @@ class ForkServer:
 
     Args:
         started: Process of the server, which has no setup yet.
-        setup: The program and its environment.
 
     Attributes:
-        process: The server.
         exits: Exit code (negative: signal) and Unix time of the end of each worker, by process id.
         importing: The module that it last began to import.
     """
@@ -162,7 +160,6 @@ class ForkServer:
 
         Args:
             local_rank: Local rank of the worker.
-            workers: Workers of the node.
             preparation: The last workers' modules, variables and type of device.
             heartbeats: Descriptor of their heartbeats; None: no one trains.
 

@@ -27,7 +27,6 @@ class Setup:
         start_method: `fork` or `spawn`.
         seed: The job's seed, from which random numbers follow that its modules draw at import.
         arguments: torchrun's, for its own parser to read; none if the options are not wanted.
-        environment: Variables of the launch.
         script: Script that workers run instead of the entry point; None: the entry point.
         log: Absolute path of the file to which the server appends what it prints; empty: it continues as before.
     """
@@ -59,7 +58,6 @@ class Prepare:
 
     Attributes:
         local_rank: Local rank of the worker.
-        workers: Workers of the node.
         modules: Modules that the last workers had imported, in this order.
         path: Folders of the job's own code.
         seed: As in `Setup`.

@@ -13,7 +13,6 @@ class ServerProcess(NamedTuple):
     """A fork server that waits for its setup; if it is warm, it imports what every job needs meanwhile.
 
     Attributes:
-        process: The server.
         connection: To it; messages are in `protocol.py`.
     """
 

@@ -18,7 +18,6 @@ class TorchrunOptions:
 
     Attributes:
         nproc: Workers of this node; `auto`, `gpu` and `cpu` are numbers by now.
-        role: Name of the workers' role.
         shown_stdouts: Local ranks whose standard output is shown beside being kept.
         shown_stderrs: Local ranks whose standard error is shown beside being kept.
         numa: How torch binds a worker to the cores near its GPU; empty if it does not.

@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 
 class EnvironmentRecord:
-    """Writes the imports, the device and the data of rank 0 of the first group that trains.
-
-    Args:
-        folder: The launch folder.
-    """
+    """Writes the imports, the device and the data of rank 0 of the first group that trains."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / ENVIRONMENT_JSON

@@ -81,8 +81,6 @@ class Journal:
     """Events and state of one run; the supervisor is the only writer.
 
     Args:
-        folder: The run's.
-        launch: Number of the launch.
         show: Called with each record.
         mask: Secrets that no record may hold; workers mask their own lines.
         require_held: Called before each write; raises where another launch may have the run (`launcher/journal/run_lock.py`).
@@ -91,7 +89,6 @@ class Journal:
         damage: Damaged lines moved out of events.jsonl when it was opened; None if it was whole.
         durations: Parts of the launch's time; sees every event and line.
         generation: The newest generation of this launch; 0 before the first.
-        state: Content of state.json.
     """
 
     def __init__(

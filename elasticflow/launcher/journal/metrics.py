@@ -22,7 +22,6 @@ class Metrics:
     """The metrics file of a run; lines come from rank 0's log.
 
     Args:
-        folder: The run's.
         require_held: Called before each change; raises where another launch may have the run (`launcher/journal/run_lock.py`).
 
     Attributes:

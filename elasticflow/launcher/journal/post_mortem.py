@@ -40,7 +40,6 @@ class Machine:
     """The machine that a supervisor runs on; None for facts that the machine does not tell.
 
     Attributes:
-        host: Name of the machine.
         boot_id: Another one after each start of the machine.
         init_started: When the first process of the container or machine began, in clock ticks after the machine's start.
         process_started: When this process began, in the same ticks.

@@ -31,7 +31,6 @@ class _Node:
 
     Attributes:
         number: Number from 0; a node that replaces another has the same number.
-        actor: Handle of Ray's actor.
         begun: Ray's promise that the actor has begun.
         host: Where it runs; empty while Ray has no room for it.
         ray_node: Ray's id of that node.
@@ -60,7 +59,6 @@ class RayNodes(threading.Thread):
 
     Args:
         ray: The module, connected.
-        number: Number of nodes.
         demand: Resources of each node.
         order: The order to each node; the same for all.
         show: Called with the name of a node and each line that it prints.

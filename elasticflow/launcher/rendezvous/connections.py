@@ -62,8 +62,7 @@ class Refused:
     """Connections refused since this was told last.
 
     Attributes:
-        connections: Number of refused connections.
-        address: Source of the last one.
+        address: Source of the last refused connection.
         reason: Why it was refused.
     """
 

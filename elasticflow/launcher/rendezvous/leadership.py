@@ -88,7 +88,6 @@ def open_store(plan: LaunchPlan, token: str = "") -> LaunchStore:
     """Return the control store of a launch of *plan*, which this process leads from now on.
 
     Args:
-        plan: The launch's.
         token: Secret that all machines of the run know; empty: there is none, and a launch that no other machine may join
             makes one of its own.
 

@@ -30,8 +30,6 @@ class FileSender:
     Args:
         store: The launch's control store, in which the supervisor asks.
         post: Sends a message to the supervisor.
-        node: Id of this node.
-        folder: The node's run folder.
     """
 
     def __init__(

@@ -79,7 +79,6 @@ class StoreServer:
     use the keys directly, under a lock. Their methods, but `close`, raise StoreLostError once the server has ended.
 
     Args:
-        listener: A listening socket.
         token: Secret that clients have to know; empty: any client may connect.
         kept: The keys on disk; None: they are in this process' memory alone. Closed with the server.
 

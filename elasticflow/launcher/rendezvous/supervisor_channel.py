@@ -37,12 +37,9 @@ class Assignment:
     """A node's part in a generation.
 
     Attributes:
-        generation: Number of the generation.
         failed_at: Unix time of the failure that it answers, if any, on this machine's clock.
         group_rank: Number of the node among those of the generation, from 0.
-        group_world_size: Number of these nodes.
         first_rank: Rank of the node's first worker.
-        nproc: Workers of the node.
         world_size: Workers of all nodes.
     """
 

@@ -30,7 +30,6 @@ def given_token(file: str | None, root: Path, environment: Mapping[str, str] = o
     Args:
         file: `nodes.token_file`, or `--token-file`; `~` is the user's home.
         root: Folder that *file* is relative to.
-        environment: Variables.
 
     Raises:
         TokenError: the file cannot be read, or the given text is no token.

@@ -74,8 +74,6 @@ class Report:
         exit_code: As `Popen.returncode` gives it: negative is a signal; None when the process was lost sight of.
         raised: The worker's `worker.raised` line, if it wrote one.
         time: Unix time at which its end was noticed; the `worker.raised` line's own time goes before it.
-        node: Id of its node.
-        pid: The worker's process id.
         ended_by_us: The agent killed it after another rank's failure; such an end is no failure.
         hung: It made no progress for longer than allowed, so the agent killed it.
         oom_killed: The kernel's out-of-memory killer was seen at work in its memory group.

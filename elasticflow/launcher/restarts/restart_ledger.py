@@ -59,11 +59,7 @@ class RestartLedger:
     """The failures of a run, oldest first, in a file that only grows.
 
     Args:
-        path: The file.
         require_held: Called before each write; raises where another launch may have the run (`launcher/journal/run_lock.py`).
-
-    Attributes:
-        entries: All of them.
     """
 
     def __init__(self, path: Path, require_held: Callable[[], None] = lambda: None) -> None:

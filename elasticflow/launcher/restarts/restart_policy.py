@@ -36,7 +36,6 @@ class FailedAttempt:
 
     Attributes:
         failure_class: A class of `failure_classes.CLASSES`.
-        error: The error in one line.
         fingerprint: Equal for the same error (`Failure.fingerprint`).
         step: Last step that the generation finished; None when it failed before its first one.
         epoch: Epoch of *step*.

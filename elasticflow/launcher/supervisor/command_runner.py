@@ -48,8 +48,6 @@ class CommandRunner:
 
     Args:
         journal: Events and state of the run.
-        ledger: The run's failures.
-        catalog: The run's snapshots.
         channel: To the agents of all machines.
         agents: Agents of this machine.
         claim: `claim_generation` of the launch.

@@ -67,7 +67,6 @@ class NodeLost:
     """A node's agent is gone, and its workers with it.
 
     Attributes:
-        node: Id of the node.
         failure_class: A class of `failure_classes.CLASSES`.
         reason: In one line.
     """
@@ -244,7 +243,6 @@ class FormGeneration:
     """Have nodes start the workers of a generation.
 
     Attributes:
-        generation: Number of the generation.
         nodes: Ids of its nodes in rank order, each with its number of workers.
         failed_at: Unix time of the failure that it answers, if any.
     """

@@ -37,7 +37,6 @@ class Follower:
 
     Args:
         command: Command line, to which this process' id and the run folder are added; may be empty.
-        folder: The run folder.
         journal: Receives its events.
     """
 

@@ -30,16 +30,11 @@ class Launch:
     """One start of a run; its launch folder is written, its run is locked by the caller.
 
     Attributes:
-        plan: Content of plan.json.
-        job: The resolved job.
-        folder: The run folder.
         number: Number of the launch, from 1.
         launch_id: Tells it from every other launch, on any machine.
         project_root: Where the job's own code is found.
-        catalog: The run's snapshots and generations.
         writer: Configuration of each node's snapshot writer.
         store: The control store of its processes.
-        lock: The run's lock.
         is_resumed: The run existed before this launch.
         is_edited: train.py was edited by hand.
         scale: Number of simulated nodes over time.

@@ -25,7 +25,6 @@ class LeaveRequests:
     """Requests to exit that came as signals, from `listen` on.
 
     Attributes:
-        numbers: The signal of each request.
         first_at: When the first request came, on the monotonic clock.
     """
 

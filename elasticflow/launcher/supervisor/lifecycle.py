@@ -100,7 +100,6 @@ class Lifecycle:
     Args:
         plan: Costs of failures.
         nodes: The nodes that are known to come.
-        run: The run before this launch.
         untrained_s: Seconds that a drain has before the run's first step, at most those of any drain.
         script: Name of the user's script that workers run: it need not report steps, and has finished once all workers have
             exited. None: they run a train.py.

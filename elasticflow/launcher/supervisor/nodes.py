@@ -29,7 +29,6 @@ class Node:
 
     Attributes:
         name: The node's id inside the launch.
-        host: Name of its machine.
         nproc: Workers that it starts.
         rank: The node's place among all nodes, where the rendezvous is static; else its arrival decides.
         is_leaving: It asked to leave and takes part in nothing new.

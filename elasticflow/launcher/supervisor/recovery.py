@@ -88,7 +88,6 @@ class Recovery:
         """Return whether the job continues after *attempt*, and the commands that follow.
 
         Args:
-            attempt: The failed generation.
             snapshots: Names of the snapshots that could be restored, newest first, where they are needed.
             now: Unix time.
         """

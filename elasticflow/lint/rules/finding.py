@@ -19,8 +19,6 @@ class Finding(NamedTuple):
     Attributes:
         code: Code for `elasticflow guide`.
         node: The expression or statement that the carets mark.
-        message: The fault.
-        help: The remedy.
         severity: An error loses work or hangs by itself; a warning may do so; a note is shown on request.
     """
 

@@ -36,7 +36,6 @@ class Reached(NamedTuple):
     Attributes:
         call: The call in the examined function.
         collective: Name of the collective as written where it is called.
-        line: Line of the collective.
         is_direct: The call itself is the collective.
     """
 

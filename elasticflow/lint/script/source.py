@@ -18,7 +18,6 @@ def read(path: Path, name: str) -> Script:
     """Return a training script.
 
     Args:
-        path: The file.
         name: The path as the user typed it, for messages.
 
     Raises:

@@ -31,7 +31,6 @@ class SnapshotSource:
     """A run's snapshots and their place.
 
     Attributes:
-        catalog: The snapshots.
         folder: The run's folder on this machine; None if only a URI was given.
         job: The recorded job that took the snapshots; None if unknown.
         name: The snapshot whose path the command names, if any.
@@ -71,7 +70,6 @@ def find_source(
     A path or URL of a single snapshot means its run, and sets `name`.
 
     Args:
-        project_root: Folder of the project.
         text: Text as the user typed it; None: the project's newest run.
         options: Options for the file system, over those of the job.
 

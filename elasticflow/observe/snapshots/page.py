@@ -24,7 +24,6 @@ def page(row: SnapshotRow, rules: Keep | None, now: float) -> list[str]:
     """Return the facts of a snapshot, then its files and its tensors.
 
     Args:
-        row: Row of the snapshot.
         rules: Rules for keeping snapshots; None if the job is not known.
         now: Unix time.
     """

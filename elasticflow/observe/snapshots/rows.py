@@ -31,7 +31,6 @@ class SnapshotRow:
     """A snapshot folder.
 
     Attributes:
-        name: The snapshot's name.
         state: `committed`; `set aside` (never loaded); `damaged` (the manifest is damaged, and the snapshot not set
             aside yet); `unfinished` (no manifest).
         reason: Reason that it is not committed.

@@ -69,9 +69,7 @@ def confirm(
     """Make sure that all ranks opened the same data, and log it on rank 0. Collective: every rank.
 
     Args:
-        worker: This worker.
         name: `train` or `evaluation`.
-        fingerprint: Fingerprint of this rank's data.
         sizes: Sizes of the data, for the log.
         source: Origin of the data, for the log.
         remedy: Advice for ranks that opened different data.
@@ -97,9 +95,7 @@ def require_the_same_samples(worker: Worker, name: str, look: Look) -> str:
     """Return this rank's fingerprint of the data, and log what it does not cover. Collective: every rank.
 
     Args:
-        worker: This worker.
         name: `train` or `evaluation`.
-        look: This rank's look.
 
     Raises:
         DatasetError: in exact mode, a sample is not the same when it is read again. For an evaluation's data, once training has
@@ -136,7 +132,6 @@ def checked_length(dataset: Any, name: str, samples: int | None, given_to: str |
     """Return the length of a map-style dataset.
 
     Args:
-        dataset: The data.
         name: `train`, or a key of the job file.
         samples: The length that the job file states.
         given_to: The call that a script passed it to, such as `run.batches`; None: the job file's factory returned it.

@@ -36,8 +36,6 @@ class Varying(NamedTuple):
     """A sample that is not the same when it is read twice under one seed.
 
     Attributes:
-        sample: Number of the sample.
-        kind: The dataset's class.
         parts: Where the two readings differ, as far as it can be told: `[0]: float32 (3, 64, 64)`.
         generators: Random generators that the dataset holds for itself: `dataset.rng`.
         is_plain: It differs where older versions looked as well, outside of any object.
@@ -85,7 +83,6 @@ class Look(NamedTuple):
     """Result of a look at a dataset.
 
     Attributes:
-        marks: Fingerprints of the dataset.
         unseen: Classes of objects in its samples that cannot be looked into.
         varying: A sample that is not the same when it is read twice, the first one found.
         sets: For a mixture, size and look of each set; *marks* are empty then.

@@ -45,7 +45,6 @@ def open_dataset(
     """Return the dataset that *build* makes, checked, the same data on every rank. Collective: every rank.
 
     Args:
-        worker: This worker.
         build: Calls the job's factory; what it draws at random follows from the seed.
         name: `train` or `evaluation`.
         samples: The length that the job file states.
@@ -98,7 +97,6 @@ class Batch(NamedTuple):
 
     Attributes:
         samples: Samples of all ranks.
-        end: Position after the step.
         model_keys: For each micro-batch, the seed under which the model runs; none for a rank without samples.
         micro_batches: Yields (batch on the device, number of its samples); can be read once.
     """
@@ -113,9 +111,7 @@ class IndexLoader:
     """Reads this rank's part of every global batch.
 
     Args:
-        worker: This worker.
         dataset: Result of `open_dataset`, or a dataset made from it.
-        schedule: Order of the samples.
         micro_batch_size: Most samples in one forward, None for all of a rank's part at once.
         num_workers: Loader processes; 0 reads in this process.
         collate: Function that makes a batch of a list of samples. None: torch's default_collate.

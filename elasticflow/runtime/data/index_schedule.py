@@ -32,7 +32,6 @@ class IndexSchedule:
         steps: Optimizer steps.
         tail: Treatment of samples at an epoch's end that fill no batch: "spill" (the batch continues in the
             next epoch), "short" (a smaller batch) or "drop" (not trained on in that epoch).
-        seed: Seed of the order.
         order: Which sample stands at which place; None: each once per epoch, shuffled.
 
     Raises:

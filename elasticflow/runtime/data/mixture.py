@@ -115,7 +115,6 @@ def shares_of(
     """Return the relative frequencies at which the sets are drawn, as whole numbers.
 
     Args:
-        sizes: Samples of each set.
         weights: The sets' shares as the job file writes them, exactly these decimals; None: by *temperature*.
         temperature: Each set's share is its size to the power of 1 / temperature: 1 draws sets by their sizes, so that each
             sample of all comes once per epoch; higher ones raise small sets' shares.

@@ -43,7 +43,6 @@ class Overlap(NamedTuple):
     Attributes:
         found: Samples of the evaluation that are in the training data.
         looked_up: Samples of the evaluation looked up, each content once.
-        compared: Training samples looked at.
         samples: Training samples in all.
         pair: Numbers of one such sample in the evaluation and in the training data; None if there is none.
         doubt: Why there may be more than was found, or what was found may say nothing; empty if nothing speaks for it.

@@ -40,7 +40,6 @@ class DataShards(NamedTuple):
 
     Attributes:
         build: Function of `shard` and `shards` that returns an iterable of the shard's samples in order.
-        number: Number of shards.
         first: Iterable of shard 0, unread.
     """
 
@@ -87,9 +86,7 @@ class ShardLoader:
     """Reads this rank's part of every global batch: samples of its own data shards.
 
     Args:
-        worker: This worker.
         dataset: Result of `open_shards`.
-        schedule: Samples of each step.
         micro_batch_size: Most samples in one forward, None for all of a rank's part at once.
         num_workers: Loader processes, each of which reads whole shards; 0 reads in this process.
         collate: Function that makes a batch of a list of samples. None: torch's default_collate.
@@ -205,7 +202,6 @@ class ShardSupply:
     """The samples of this rank's shards, some read ahead; see `shard_schedule.Supply`.
 
     Args:
-        worker: This worker.
         feeds: Where the samples of each own shard come from, by number, ascending; one feed may be several shards'.
     """
 

@@ -28,7 +28,6 @@ class Chunk(NamedTuple):
     """Some samples of a shard.
 
     Attributes:
-        shard: Number of the shard.
         samples: The next ones.
         is_end: The shard has no more in this epoch.
         passed: Instead of samples: how many were read and left out so far, on the way to the cursor.
@@ -49,8 +48,6 @@ class ShardReader:
 
     Args:
         build: Function of `shard` and `shards`, called at the beginning of each epoch; returns the shard's samples.
-        shards: Number of shards.
-        seed: Seed of the random streams.
         size: Samples of a chunk.
         epochs: Passes over the data, None: without end.
         opens_alike: Draws before a shard's first sample are the same in every shard; of runs that older

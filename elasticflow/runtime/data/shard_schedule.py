@@ -37,7 +37,6 @@ class ShardStep(NamedTuple):
 
     Attributes:
         samples: Samples of all shards together.
-        end: Position after the step.
     """
 
     samples: int
@@ -55,7 +54,6 @@ class ShardSchedule:
 
     Args:
         shards: Data shards.
-        global_batch_size: Samples per step.
         epochs: Passes over the data; or
         steps: Optimizer steps.
         tail: Treatment of samples at an epoch's end that fill no batch: "spill" or "short".

@@ -36,7 +36,6 @@ class PlannedStep(NamedTuple):
 
     Attributes:
         samples: Samples of all ranks.
-        end: Position after the step.
         reads: For each micro-batch, what is read.
         model_keys: For each micro-batch, the seed under which the model runs.
     """
@@ -66,10 +65,8 @@ class StepPlan:
     """The steps of one rank.
 
     Args:
-        schedule: The order.
         micro_batch_size: Most samples in one forward, None for all of a rank's part at once.
         layout: The ranks that share a batch, and this rank's place among them.
-        seed: Seed of the random streams.
         virtual_shards: Virtual shards per batch; None: each rank's part is cut into micro-batches.
     """
 

@@ -21,7 +21,6 @@ def hand_over(worker: Worker, mine: memoryview | None, take: Callable[[int, memo
     Rank 0 holds its own bytes and those of one other rank at a time.
 
     Args:
-        worker: This worker.
         mine: This rank's bytes; empty: it has none in this round; None: it was cut short, and no rank continues.
         take: Called on rank 0 with the measurements.
 

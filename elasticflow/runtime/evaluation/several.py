@@ -90,7 +90,6 @@ def run_sets(
     `worker.stopped` is set. `worker.stopped` is also set if *stop_when* says that training ends.
 
     Args:
-        worker: This worker.
         sets: Evaluation sets by name; metrics of a set with an empty name have no prefix.
         position: Position after the last step.
         ranked: The set whose best value the log line shows, with its name.
@@ -172,7 +171,6 @@ class Evaluations:
     """Measures a model on several sets, each when it is due.
 
     Args:
-        worker: This worker.
         schedule: Schedule of training; each set is due at its end.
         sets: Evaluation sets by name; at most one of them has a `best`.
         stop_when: Rule by which metrics end training.

@@ -34,7 +34,6 @@ class OfBatch(NamedTuple):
     Attributes:
         numbers: To be added up.
         handed_over: For each metric over the whole set, what it is called with: outputs and targets.
-        num_samples: Samples in the batch.
     """
 
     numbers: list[float]
@@ -60,7 +59,6 @@ class WholeSet:
     """Goes over a set once. Every rank makes one, and calls `run`.
 
     Args:
-        worker: This worker.
         batches: Batches of the whole set.
         width: How many numbers each batch gives.
         metrics: Over the whole set, on rank 0; other ranks have theirs only to know that there are some.

@@ -117,7 +117,6 @@ class Ballot:
 
         Args:
             loss: Mean over this rank's *samples*, a number or a tensor; None: not given.
-            samples: Number of this rank's samples.
         """
         if self._has_met:
             self._worker.vote.resolve(NO_REQUESTS)

@@ -83,9 +83,7 @@ def require_unchanged(worker: Worker, before: Mapping[str, Any], now: Mapping[st
     """Compare the arguments of this start with those in the snapshot; log the differences. Every rank.
 
     Args:
-        worker: This worker.
         before: The snapshot's settings; keys that *now* does not speak of may be left out or in.
-        now: The settings of this start.
 
     Raises:
         LoopDriftError: a difference would corrupt the run, or changes its trajectory without consent.

@@ -53,7 +53,6 @@ class LoopStep:
     """Computes the gradients of a loop's steps for `Run.gradients`; a loop that exchanges gradients itself has a `LoopStep`, too.
 
     Args:
-        worker: This worker.
         how: Options of the gradients. None: the script exchanges gradients itself.
         parts: Arguments of `State`.
         virtual_shards: Parts of a batch as `Run.batches` cuts it for workers that share a model.

@@ -62,7 +62,6 @@ class Hooks:
     """The hooks of a job. Every rank makes one, and calls it at the same steps.
 
     Args:
-        worker: This worker.
         model: Bare.
         hooks: By name, one of `NAMES`.
         precision: fp32, bf16 or fp16: hooks run under its autocast, as evaluations do.

@@ -53,9 +53,6 @@ class Value:
         name: For messages.
         value: At the beginning of the run.
 
-    Attributes:
-        value: The value now.
-
     Raises:
         StateError: a snapshot cannot hold the value; names the part of it.
     """

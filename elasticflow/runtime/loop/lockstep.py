@@ -48,7 +48,6 @@ class Lockstep:
     """Compares the next call of each rank. Every rank has one. Collective.
 
     Args:
-        worker: This worker.
         model: Sharded by `fully_shard`.
     """
 

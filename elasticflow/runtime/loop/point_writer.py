@@ -18,8 +18,6 @@ class PointWriter:
 
     Args:
         run_folder: Run folder of this node.
-        generation: Number of the worker group.
-        rank: This one.
     """
 
     def __init__(self, run_folder: Path, generation: int, rank: int) -> None:

@@ -32,7 +32,6 @@ class ScriptChecks:
     """Checks what a script holds, its arguments and its `enumerate`; every rank.
 
     Args:
-        worker: This worker.
         gradients: As `join` was given them.
         ignored: Paths of state that no step depends on.
     """

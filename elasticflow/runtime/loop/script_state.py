@@ -41,7 +41,6 @@ class Found(NamedTuple):
 
     Attributes:
         path: Expression for the object in the script: `self.ema`.
-        value: The object.
         is_told: It is told as soon as it is found, not only once it changes.
     """
 

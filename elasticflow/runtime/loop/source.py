@@ -34,7 +34,6 @@ class Source:
     """The data of a loop. Collective: every rank makes one.
 
     Args:
-        worker: This worker.
         dataset: The script's, or opened already.
         gradients: Options given to `join`. None: each rank gets its part of a batch as a whole.
         options: `num_workers` and `collate` of the loader.
@@ -46,7 +45,6 @@ class Source:
         length: Either `epochs` or `steps`, and `tail`.
 
     Attributes:
-        opened: The dataset.
         schedule: Which samples make up which step, counted from the beginning of the stage.
         stage: As above.
         virtual_shards: Parts of a batch, each of which is one forward; None: each rank's part is cut into micro-batches.

@@ -102,7 +102,6 @@ class Scalars:
     """Adds up the scalars of one step after the other. Every rank makes one.
 
     Args:
-        worker: This worker.
         leaves: Number of parts, over all ranks, that a batch is cut into; sums are added in the order of the parts.
     """
 

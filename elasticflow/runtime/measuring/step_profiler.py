@@ -40,9 +40,6 @@ class StepProfiler:
     What goes wrong with a trace is told, and never ends training. Nothing that is traced has other values than without.
 
     Args:
-        heartbeat: This rank's.
-        folder: The run's.
-        rank: This rank.
         device_type: Type of the device of the model, whose kernels are traced, too.
         event: Logs an event of this rank.
         go_on: Called after time was spent that belongs to no step.

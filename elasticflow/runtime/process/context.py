@@ -43,7 +43,6 @@ class Restored(NamedTuple):
     """The state that this generation resumes from.
 
     Attributes:
-        name: Name of the snapshot.
         is_from_memory: The snapshot was held in memory, and need not be on the store.
         seconds: Time to find, read, verify and apply the snapshot.
     """

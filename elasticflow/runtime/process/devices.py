@@ -170,7 +170,6 @@ def require_type_of_snapshot(device: torch.device, wanted: str, versions: Mappin
     """Make sure that this worker has a device of the type that the snapshot was taken on; any type that was asked for is right. Every rank.
 
     Args:
-        device: The device of this worker.
         wanted: Device type that was asked for by name, or "auto".
         versions: `versions` of the snapshot's manifest, as `environment.describe` gave them; empty in old snapshots.
 

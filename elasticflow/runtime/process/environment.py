@@ -110,7 +110,6 @@ def log_changes(worker: Worker, was: Mapping[str, str], *, is_exact: bool) -> No
     """Log a warning on rank 0 if this environment may give other bits than the environment of the snapshot.
 
     Args:
-        worker: This worker.
         was: The environment in which the snapshot was taken, as `describe` gave it.
         is_exact: The job promises the same bits; if false, nothing is logged.
     """

@@ -28,8 +28,6 @@ class ShardLayout(NamedTuple):
     """Place of a rank among replicas of a model, each of which *degree* consecutive ranks share.
 
     Attributes:
-        world_size: Number of ranks.
-        rank: Number of this rank.
         degree: Ranks that share one replica; 1: every rank has a whole one.
     """
 

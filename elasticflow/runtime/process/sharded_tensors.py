@@ -35,7 +35,6 @@ class Shards(NamedTuple):
 
     Attributes:
         shard: Number of this rank's part, from 0.
-        degree: Number of parts.
         holders: Ranks that hold this part, ascending; one for each replica of the model.
     """
 

@@ -184,7 +184,6 @@ class Progress:
 
         Args:
             log_every: Number of steps between two lines.
-            samples: Samples trained on so far.
             count_name: Name of the items that a step counts.
             of_peak: Share of the devices' peak that one sample per second needs; None: unknown.
         """

@@ -25,9 +25,6 @@ class CaptureCheck:
     """Compares the state that the ranks would store: all JSON, names and forms of all tensors, contents of the job's own tensors.
 
     A comparison starts at one step and is finished at a later one, so that no rank waits for another.
-
-    Args:
-        worker: This worker.
     """
 
     def __init__(self, worker: Worker) -> None:

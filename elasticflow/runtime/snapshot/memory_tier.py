@@ -123,11 +123,7 @@ class HeldTensors(StoredTensors):
 
 
 class OfRank0:
-    """The tensors of a state that may differ between ranks, as rank 0 has them. Every rank has an instance.
-
-    Args:
-        me: This worker.
-    """
+    """The tensors of a state that may differ between ranks, as rank 0 has them. Every rank has an instance."""
 
     def __init__(self, me: Worker) -> None:
         self._me = me
@@ -177,9 +173,6 @@ class MemoryTier:
     """Holds this rank's shard in the writer's memory. Every rank has a tier.
 
     Args:
-        me: This worker.
-        client: Connection to the writer.
-        state: State of a snapshot.
         metadata: Makes names and records.
         copier: Copies from the device.
         every: Interval at which the state is held, such as "1 step", or `AUTO`.
@@ -275,7 +268,6 @@ class MemoryTier:
         """Copy this rank's shard into the writer's memory; waits for no other rank, if it holds by itself for a moment at most.
 
         Args:
-            position: Position of the state.
             compare: Called with the captured state and an action that lets the copy count once it is complete: to be called when
                 the state is known to be good.
             waits: The copy must not be overtaken; see `Copier.start`.

@@ -41,14 +41,11 @@ class StateRecord:
     """Content of state.json.
 
     Attributes:
-        position: Position after the snapshot's step.
         order: Identity of the order of samples in which the position counts.
         samples: Samples of an epoch; None if unknown.
-        global_batch_size: Samples per step.
         seed: Seed of the data order and of every random stream.
         random_version: Version of the rules by which random states follow from the seed; see `random_streams.VERSION`.
         draws_random: The model or the optimizer draws from python's or numpy's generator.
-        job: The job's name.
         job_digest: Identifies the resolved job.
         tree: State as JSON with references to tensors; see `Captured.tree`.
         options: Options of the optimizers and schedules as the job made them; None in older snapshots.
@@ -148,8 +145,6 @@ class SnapshotMetadata:
     """Makes names and records of snapshots.
 
     Args:
-        me: This worker.
-        state: State of a snapshot.
         schedule: The schedule that gives positions their meaning.
         fingerprints: Fingerprints of the datasets, by name.
 

@@ -32,8 +32,6 @@ class Attribute:
     """Place of a value.
 
     Attributes:
-        kind: Class of the module.
-        name: Name of the attribute.
         is_itself: The attribute is the value itself, and not an object that holds the value.
         has_graph: The value is a tensor that gradients flow through.
     """

@@ -113,7 +113,6 @@ class ShardPlanner:
     """Assigns tensors to ranks: every rank makes the same plan without asking the others.
 
     Args:
-        rank: This rank.
         world_size: Number of all ranks.
         node: Ranks of this node, if they hold the whole state among themselves: beside its own shard each has copies of
             what ranks on other nodes store.

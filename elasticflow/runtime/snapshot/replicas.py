@@ -46,7 +46,6 @@ class _Pending:
 
     Attributes:
         step: Step after which the replicas are compared.
-        sums: This rank's sums.
         then: Called if the replicas are equal.
         unhook: Removes the hooks by which the optimizers wait for the sums.
     """
@@ -69,8 +68,6 @@ class ReplicaCheck:
     Buffers and objects of the job's own are left out: they may differ between ranks.
 
     Args:
-        worker: This worker.
-        state: State of the job.
         every: An interval such as "1000 steps"; None: only the first step and snapshots; `NEVER`: no comparison.
         on_divergence: Called before a difference is raised, with the last step after which all replicas were equal:
             states held in memory since then were never compared.

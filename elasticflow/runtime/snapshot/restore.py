@@ -120,9 +120,7 @@ def option_changes(me: Worker, state: State, record: StateRecord, world_size: in
     another number of workers: there the job's code derives a difference from that number, and the run keeps its options.
 
     Args:
-        me: This worker.
         state: The live objects.
-        record: State record of the snapshot.
         world_size: World size of the group that took it.
     """
     is_resized = record.job_digest == me.job_digest and world_size != me.world_size

@@ -58,7 +58,6 @@ class Copier:
         """Begin to copy *shard* to the start of *target*, which nothing else may use until the copy is complete.
 
         Args:
-            shard: Tensors of this rank.
             target: Staging memory; not larger than the shard.
             stepped: Keys of tensors that as a rule nothing but the optimizer's step writes.
             waits: The copy must not be overtaken: training waits for it at once, on the device.

@@ -36,7 +36,6 @@ class TrajectoryRecorder:
 
     Args:
         folder: Existing folder of the records; see `elasticflow/protocol/trajectory_record.py`.
-        worker: This worker.
     """
 
     def __init__(self, folder: Path, worker: Worker) -> None:

@@ -85,8 +85,6 @@ class Unsaved:
     """Looks for state that no snapshot would hold, in the first steps of a generation. Every rank.
 
     Args:
-        me: This worker.
-        state: State of a snapshot.
         ignored: Paths, as a refusal names them, that the job declares to be no state.
     """
 

@@ -34,11 +34,6 @@ _started: list[Any] = []
 class WriterReports:
     """Receives the writer's reports; rank 0 logs them and each staged snapshot.
 
-    Args:
-        me: This worker.
-        client: Connection to the node's writer.
-        catalog: The run's catalog.
-
     Attributes:
         nbytes: Bytes of the last snapshot staged or requested, all ranks together.
         stall_s: Seconds that training stood still for that snapshot.

@@ -103,7 +103,6 @@ class StatefulPart:
 
     Attributes:
         name: Name of the object in snapshots and messages.
-        stateful: The object.
     """
 
     def __init__(self, name: str, stateful: Any) -> None:

@@ -58,7 +58,6 @@ def check_optimizer(
     Args:
         optimizer: The live one.
         saved: Result of its `state_dict`.
-        name: Name of the part.
         saved_names: Names of the parameters of each group then; None if no one wrote them down.
         names: The same now.
 

@@ -80,7 +80,6 @@ class State:
         optimizers: In its place what a step that moves optimizers itself is given: one, or several in a mapping or a list.
         scheduler: The learning-rate schedule, or several.
         scaler: The gradient scaler of fp16.
-        ema: The averaged model.
         evaluation: Keeps the best metric.
         include: The job's own objects that have `state_dict` and `load_state_dict`, by name.
 

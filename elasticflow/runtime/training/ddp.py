@@ -35,8 +35,6 @@ def wrap(model: nn.Module, device: torch.device, **options: Any) -> DistributedD
 
     Args:
         model: On *device*.
-        device: Device of this rank.
-        options: Options of DistributedDataParallel.
     """
     if device.type != "cpu":
         options = {"device_ids": [device.index], **options}
@@ -61,7 +59,6 @@ class DDPStep(ReplicatedStep):
     """A model with one replica per rank, whose gradients DistributedDataParallel adds up.
 
     Args:
-        worker: This worker.
         model: On its device; every rank has rank 0's weights afterwards.
         training_step: As for `ReplicatedStep`, and so are the *options*.
         ddp: Options of DistributedDataParallel, and sync_batchnorm.

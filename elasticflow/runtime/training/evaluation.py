@@ -60,7 +60,6 @@ class Evaluation:
     """Measures a model on one set when it is due, and remembers the best value.
 
     Args:
-        worker: This worker.
         model: The bare model: a forward through DDP would be a collective.
         training_step: Function that returns the loss; None if a step moves optimizers itself, so that no loss is measured.
         dataset: Result of `open_dataset`, or a dataset made from it.
@@ -73,7 +72,6 @@ class Evaluation:
             *uses_loss*; a class with update(outputs, targets) and compute(); or a `Metric`.
         best: "max accuracy" or "min loss"; None remembers nothing. A value equal to the best one so far is a best one, too.
         best_of: Entry point of the metric that *best* names, as in the job file: "metrics:accuracy".
-        batch_size: Samples per forward.
         collate: Function that makes a batch of a list of samples. None: torch's default_collate.
         uses_loss: training_step calls the model once on the inputs of (inputs, targets).
         average: Average of the model's weights. If given, it is evaluated, and `best` refers to its metrics.

@@ -38,7 +38,6 @@ class ExactStep(ReplicatedStep):
     Float statistics of BatchNorm become the mean of the shards'; every other buffer is what the first shard made it.
 
     Args:
-        worker: This worker.
         model: On its device; every rank has rank 0's weights afterwards.
         training_step: As for `ReplicatedStep`, and so are the *options*.
         virtual_shards: At least the world size; part of the trajectory.
@@ -252,7 +251,6 @@ class EarlyBuckets:
     handed on early: it is unknown when such a gradient is whole.
 
     Args:
-        parameters: Parameters with the gradients.
         buckets: Indices of *parameters*, in the order in which they are to be handed on.
         hand_on: Called with a bucket's gradients, which are its own from then on.
     """

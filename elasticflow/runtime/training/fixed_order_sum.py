@@ -182,7 +182,6 @@ class FixedOrderAllReduce:
 
         Args:
             shard: The last of this rank.
-            leaf: The bucket's tensors.
         """
         self._lanes[self._sent].push(shard, leaf)
         self._send()

@@ -65,7 +65,6 @@ def require_count(number: float, where: str) -> None:
     """Raise unless *number* can be a sum of counts, which `parse_loss` leaves on their device, and so cannot check.
 
     Args:
-        number: The sum.
         where: Where the counts were returned, for the message: "step 7".
 
     Raises:

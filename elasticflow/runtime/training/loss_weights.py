@@ -151,9 +151,7 @@ def difference(
     Args:
         worker: Owner of the generators that the step draws from; None: torch's.
         model: Bare.
-        step: The job's.
         batch: Batch for the step.
-        num_samples: Samples of the batch.
         dtype: Dtype of autocast, which the caller has switched on.
 
     Raises:

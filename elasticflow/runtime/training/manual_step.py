@@ -56,11 +56,9 @@ class ManualStep:
     """A model with one replica per rank, whose step moves the optimizers.
 
     Args:
-        worker: This worker.
         model: On its device; every rank has rank 0's weights afterwards.
         training_step: Called with the bare model, this rank's samples and *made*; returns the loss to report, as a number
             or a mapping with `loss`.
-        made: Result of the optimizer's factory.
         clip_grad_norm: Most that the norm of the gradients of one optimizer's parameters may be when it moves.
         logs_grad_norm: A step's line says that norm, as it was before.
 
@@ -251,7 +249,6 @@ class ManualStep:
         """Return the norm of the gradients; None if there is none. The host waits for the device once.
 
         Args:
-            parameters: All parameters of an optimizer.
             groups: The same parameters, those of one dtype together; empty with one worker.
             ranks: For each group, how many ranks have a gradient of each parameter. One that no rank has is removed.
         """

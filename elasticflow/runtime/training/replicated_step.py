@@ -40,7 +40,6 @@ class ReplicatedStep(ABC):
     """A model with one replica per rank.
 
     Args:
-        worker: This worker.
         model: On its device; every rank has rank 0's weights afterwards.
         training_step: Called with the bare model and a part of the batch; returns what `parse_loss` takes.
         parts: Number of parts, over all ranks, in whose order scalars are added up.

@@ -47,7 +47,6 @@ class Moment:
         measured: The newest values by then: `loss`, and the metrics of the evaluation.
         restarts_left: None where no failure was counted yet.
         restart_budget: Restarts in all.
-        error: Root cause of the failure.
         exit_code: Exit code of the command, where the launch ended.
     """
 
@@ -82,7 +81,6 @@ class Moments:
     """Finds the moments of a run. Its history takes each event once, whichever events are asked about.
 
     Args:
-        folder: The run.
         budget: The restart budget of the job.
     """
 

@@ -34,7 +34,6 @@ class Channel(Generic[Sent, Received]):
     """One end of a connection; any thread may send, one thread receives.
 
     Args:
-        connection: The socket.
         sent: Codec of the messages that this side sends.
         received: Codec of those that the other side sends.
     """

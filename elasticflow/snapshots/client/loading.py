@@ -20,7 +20,6 @@ class NodeLoader:
     """Loads snapshots for one rank through its node's writer, which verifies each snapshot once for all ranks.
 
     Args:
-        link: The connection to the writer.
         beat: Called when the writer reports that it has read more.
     """
 

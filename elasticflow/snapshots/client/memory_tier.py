@@ -45,7 +45,6 @@ class RecalledState:
 
     Attributes:
         held: Name, age, record and layout.
-        memories: The memory of each shard.
     """
 
     held: HeldSet
@@ -86,7 +85,6 @@ class MemoryTierClient:
 
     Args:
         link: To the node's writer; its slots are those of the memory tier, the one that was filled last at the end.
-        generation: This worker's.
         is_optional: Train on without slots where the writer has no memory for them. There are two then, and a third while a
             snapshot is being written from one, if there is memory for it.
     """

@@ -78,7 +78,6 @@ class Stage:
     """Write the content of a staging buffer as this rank's shard of a snapshot.
 
     Attributes:
-        name: The snapshot's.
         step: Finished steps.
         slot: Number of the buffer; None: the shard has no bytes.
         shard: Description of the shard in the buffer.
@@ -154,7 +153,6 @@ class Load:
     """Verify snapshot *name* and hand its files over; `LoadProgress` follows, then `LoadReady` or `LoadFailed`.
 
     Attributes:
-        name: The snapshot's.
         is_whole: Verify all of it, not only the rows that the node's workers hold.
     """
 
@@ -212,7 +210,6 @@ class NoSlots:
 
     Attributes:
         is_over_limit: `snapshots.staging_limit` does not allow it; else the machine has none.
-        reason: Text for people.
         is_more: The worker keeps those that it has.
     """
 
@@ -245,7 +242,6 @@ class HeldSet:
 
     Attributes:
         name: Name that a snapshot of the state would have.
-        generation: Number of the ranks' generation.
         step: Finished steps.
         world_size: Ranks of that generation, on all nodes.
         record: The same on every node.
@@ -295,7 +291,6 @@ class LoadReady:
     """The snapshot is verified; the descriptors of its files come with the message.
 
     Attributes:
-        name: The snapshot's.
         descriptors: How many there are.
         snapshot: From `LoadedSnapshot.to_json`.
     """
@@ -310,10 +305,8 @@ class LoadFailed:
     """The snapshot is not handed over.
 
     Attributes:
-        name: The snapshot's.
         kind: damaged: it is not what was written; forbidden: the writer may not read it; unreadable: it cannot be
             read, which says nothing about it.
-        reason: Text for people.
     """
 
     name: str

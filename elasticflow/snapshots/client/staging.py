@@ -120,11 +120,7 @@ class StagingClient:
         `Catalog.newest()` is final after this call.
 
         Args:
-            address: The writer's.
-            rank: This rank.
             world_size: Number of all ranks.
-            local_world_size: Number of this node's ranks.
-            generation: Generation of the ranks.
             local_rank: Number among this node's ranks; None: each node has as many, one after the other.
             part: Rows of sharded tensors that this rank holds; None: it holds whole ones.
             timeout_s: Seconds to wait for the answer.

@@ -41,7 +41,6 @@ class WriterProcess:
     """A running writer, seen by the process that started it.
 
     Attributes:
-        process: The child.
         address: Address that workers pass to `StagingClient.connect`.
     """
 
@@ -147,7 +146,6 @@ def start_writer(start: WriterStart, python: str = sys.executable) -> WriterProc
 
     Args:
         start: Configuration of the writer; `parent` is set here.
-        python: The interpreter.
 
     Raises:
         WriterNotStartedError: the writer ended, or was not ready in time.

@@ -28,7 +28,6 @@ class SnapshotReport:
 
     Attributes:
         event: `snapshot.committed`, `snapshot.failed` or `snapshot.removed`.
-        name: The snapshot's.
         step: Finished steps.
         generation: Generation that took the snapshot.
         bytes: Size of the snapshot's files, if this node committed it; the next two are given then, too.

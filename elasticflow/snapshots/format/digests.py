@@ -52,7 +52,6 @@ class Verifier:
     """Checks the bytes of one file, in order, against the manifest's entry.
 
     Args:
-        entry: The manifest's entry.
         first: Number of the first block to be checked.
         count: Number of blocks to check; None: all from *first* on. The SHA-256 is checked only if these are all blocks.
     """

@@ -65,10 +65,8 @@ class ManifestFacts:
         metric: Value that `keep.best` ranks by, if an evaluation preceded.
         ranked_by: Identity of *metric*, as `measure_of` writes it; None in older snapshots.
         epoch: Finished epochs.
-        samples: Samples consumed.
         aliases: Tensors that share another's memory (tied weights): key to key.
         memory_formats: Tensors stored contiguous that live in another format.
-        fingerprints: Identities of the data sets.
         versions: Versions of libraries, and of everything else that bits depend on.
     """
 

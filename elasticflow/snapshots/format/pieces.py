@@ -21,7 +21,6 @@ class Part(NamedTuple):
 
     Attributes:
         shard: Number of the shard, from 0.
-        degree: Number of shards.
     """
 
     shard: int

@@ -74,7 +74,6 @@ class SnapshotRecord:
     """Everything in a snapshot but its tensors; rank 0 hands it over with its shard.
 
     Attributes:
-        state: Content of state.json.
         manifest: Rank 0's facts for the manifest.
     """
 
@@ -179,10 +178,7 @@ def pack(name: str, *, tensors: Sequence[TensorEntry], staged: memoryview, about
     """Return *tensors* as a file in safetensors layout; their bytes stay where they are.
 
     Args:
-        name: File name.
         tensors: Place of each tensor in *staged*.
-        staged: The staging buffer.
-        about: The header's metadata.
     """
     ordered = sorted(tensors, key=lambda t: (t.offset, t.nbytes))
     front, offsets = header(about, {tensor.key: tensor for tensor in ordered})

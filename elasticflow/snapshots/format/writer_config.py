@@ -31,7 +31,6 @@ class WriterStart:
         uri: Place of the snapshots, found from `settings.uri`.
         run_id: The run's id in the manifest.
         prefix: The run's folder under the URI.
-        limits: The writer's time limits.
         parent: Process id of the process that started the writer.
     """
 

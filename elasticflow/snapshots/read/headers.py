@@ -27,7 +27,6 @@ class Headers:
     """Keeps the headers of the files that a stream reads, and compares them with what the manifest says of the tensors.
 
     Args:
-        manifest: The snapshot's.
         folder: The folder of all snapshots.
     """
 

@@ -26,7 +26,6 @@ def needed_blocks(manifest: Manifest, parts: Collection[Part] | None) -> Partly:
     """Return the files that are not read whole by ranks that hold *parts* of sharded tensors, and the blocks to read of them.
 
     Args:
-        manifest: The snapshot's.
         parts: The parts that ranks of the node hold. None: everything is needed.
     """
     if parts is None:

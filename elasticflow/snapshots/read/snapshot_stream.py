@@ -24,7 +24,6 @@ class SnapshotStream:
 
     Args:
         catalog: Where the snapshot is.
-        manifest: The snapshot's.
         paths: The files, as `needed_files` names them; None: all that are needed to load the snapshot.
         sink: As for `VerifiedStream`.
         partly: Blocks to read of files that are not read whole; see `needed_blocks`.

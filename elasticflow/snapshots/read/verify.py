@@ -56,7 +56,6 @@ def verify(catalog: Catalog, manifest: Manifest, progress: Callable[[int], None]
 
     Args:
         catalog: Where the snapshot is.
-        manifest: The snapshot's.
         progress: Called with the bytes read so far, from one thread at a time.
 
     Raises:

@@ -36,7 +36,6 @@ class Catalog:
     """Content of a run's snapshot URI.
 
     Attributes:
-        storage: The URI.
         prefix: The run's place under it: `""` when the URI is the run folder itself, else `<run id>/`.
     """
 

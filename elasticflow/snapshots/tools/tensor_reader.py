@@ -29,7 +29,6 @@ class TensorSlice:
     Attributes:
         spans: Where they lie, in their order; files are paths in the storage.
         dtype: Name of the dtype in safetensors.
-        shape: Shape of the tensor.
     """
 
     spans: tuple[Span, ...]

@@ -188,7 +188,6 @@ class MemoryTierSlots:
         Args:
             local_rank: Number of the rank on this node.
             local_world_size: Ranks of the group on this node.
-            generation: Generation of the rank.
             nbytes: Bytes of each slot, its label included.
             before: The worker's slots so far, which became too small.
             is_optional: Take two slots, and only if there is memory to spare for all ranks; alike for all of a generation.
@@ -417,7 +416,6 @@ class MemoryTierService:
     """Serves the memory tier; may be used from all the writer's threads.
 
     Args:
-        pool: Source of the slots.
         pending_snapshots: Snapshots on their way to the store.
         write: Starts to write a shard: rank, snapshot, how the shard lies in the buffer, the buffer, and the digest that the
             content must have; None: it is not looked at again.

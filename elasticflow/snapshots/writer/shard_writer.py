@@ -39,7 +39,6 @@ class ShardWriter:
 
         Args:
             shard: How the shard lies in *memory*.
-            memory: The staging buffer.
 
         Raises:
             OSError: the store failed; nothing half written is at a file's name.

@@ -46,7 +46,6 @@ class BucketedOrder:
         lengths: One per sample.
         batch: Samples of one step: the order depends on it.
         tail: "spill": batches resume from one epoch into the next; else an epoch begins with a batch.
-        seed: Seed of the order.
 
     Attributes:
         record: Identity of the order.

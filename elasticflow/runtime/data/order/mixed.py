@@ -40,9 +40,7 @@ class MixedOrder:
     How many samples of a set stand before a block follows from the block's number, so nothing is counted and no state kept.
 
     Args:
-        sizes: Samples of each set.
         shares: How often each set is drawn, as whole numbers that count relative to their sum (at most 2**50).
-        seed: Seed of the order.
         places: Samples that make an epoch of the mixture; None: as many as all sets have together.
 
     Attributes:

@@ -41,12 +41,7 @@ class Order(Protocol):
 
 
 class ShuffledOrder:
-    """Each sample once per epoch, each epoch shuffled anew.
-
-    Args:
-        samples: Length of the dataset.
-        seed: Seed of the order.
-    """
+    """Each sample once per epoch, each epoch shuffled anew."""
 
     record: OrderRecord = VERSION
     has_repeats = False

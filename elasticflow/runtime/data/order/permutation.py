@@ -26,7 +26,6 @@ class Permutation:
 
     Args:
         samples: How many there are.
-        seed: Seed of the order.
         epochs: One shuffle for each; several are computed at once, since numpy's cost is per call.
 
     Attributes:

@@ -25,7 +25,6 @@ class WeightedOrder:
 
     Args:
         weights: One per sample: finite, at least 0, not all 0. A sample of weight 0 is never drawn.
-        seed: Seed of the draws.
         draws: That make an epoch; None: as many as there are samples.
 
     Attributes:
