@@ -7,14 +7,12 @@ import errno
 import gc
 import io
 import os
-import shlex
 import signal
 import sys
 from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.former_names import now_called
 from elasticflow.cli.lazy_group import CommandEntry, LazyGroup
 from elasticflow.errors import (
     FINISHED,
@@ -97,21 +95,8 @@ SHORT = ("validate", "lint", "guide")
 TRAINING = ("run", "resume")
 
 
-class _Commands(LazyGroup):
-    """The commands, also by their former names."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that the first word names; a former name is told on standard error, with the present one."""
-        words = now_called(args)
-        if words != args:
-            click.echo(f"`elasticflow {args[0]}` is `elasticflow {shlex.join(words)}` now", err=True)
-        return super().resolve_command(ctx, words)
-
-
 @click.group(
-    cls=_Commands,
+    cls=LazyGroup,
     table=COMMANDS,
     sections=SECTIONS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},

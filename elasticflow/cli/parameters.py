@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from click.shell_completion import CompletionItem
 
@@ -121,10 +121,6 @@ case_option = click.option(
     metavar="NAME",
     help="A case of the file's [matrix]; `elasticflow plan FILE` lists the cases.",
 )
-FORMER_NAMES: Mapping[str, Any] = {
-    "token_normalize_func": lambda name: "format" if name == "output-format" else name
-}
-"""Settings of a command whose `--format` was called `--output-format`: pre-commit hooks may still use that name."""
 format_option = click.option(
     "--format", "form", type=click.Choice(["text", "json"]), default="text", help="Default: text."
 )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from elasticflow.cli.output import paint
-from elasticflow.cli.parameters import FORMER_NAMES, SCRIPT_OR_FOLDER
+from elasticflow.cli.parameters import SCRIPT_OR_FOLDER
 from elasticflow.errors import ANSWER_IS_NO, FINISHED
 from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic, in_order
 from elasticflow.jobfile.diagnostics.render_text import FORMATS, Format, render
@@ -28,7 +28,7 @@ _WIDTH = 60
 _CODE = re.compile(r"EF6?[0-9]{0,2}|ALL")
 
 
-@click.command("lint", context_settings=FORMER_NAMES)
+@click.command("lint")
 @click.argument("paths", nargs=-1, metavar="[PATH]...", type=SCRIPT_OR_FOLDER)
 @click.option(
     "--select", multiple=True, metavar="CODES", help="Only these, as --select EF61,EF631; notes too."

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from elasticflow.cli.parameters import FORMER_NAMES, JOB_FILE, set_option
+from elasticflow.cli.parameters import JOB_FILE, set_option
 from elasticflow.cli.write.deep_options import DeepRequest, deep_options, try_out_all
 from elasticflow.errors import ANSWER_IS_NO, FINISHED
 from elasticflow.jobfile.diagnostics.diagnostic import in_order
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _SERVER_CHECK = "elasticflow submit kubernetes {} --print | kubectl apply --dry-run=server -f -"
 
 
-@click.command("validate", context_settings=FORMER_NAMES)
+@click.command("validate")
 @click.argument("files", nargs=-1, metavar="[FILE]...", type=JOB_FILE)
 @set_option("Change a key, as --set train.epochs=3.")
 @click.option("--strict", is_flag=True, help="Warnings are errors.")

@@ -170,15 +170,6 @@ def test_flags_change_keys_of_every_file(ran: Callable[..., Ran]) -> None:
     assert "train.epochs must be at least 1, not 0\n --> --set:1:14" in out
 
 
-@pytest.mark.parametrize("command", ["validate", "lint"])
-def test_the_former_name_of_the_format_is_taken_and_not_shown(ran: Callable[..., Ran], command: str) -> None:
-    """Hooks of pre-commit may still give it."""
-    assert ran(command, "--output-format", "json") == ran(command, "--format=json")
-    _, out, _ = ran(command, "--help")
-    assert "--format" in out
-    assert "--output-format" not in out
-
-
 def test_output_format_comes_from_the_option_or_the_environment(
     ran: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
