@@ -490,9 +490,8 @@ DATASET_VARIES = Event(
 )
 DATASET_UNSEEN = Event(
     "dataset.unseen",
-    "content of samples that was not looked at: objects of these classes cannot be looked into, or the snapshot's fingerprint "
-    "is of a version that did not look into objects",
-    ("name", "types?", "snapshot?"),
+    "content of samples that was not looked at: objects of these classes cannot be looked into",
+    ("name", "types"),
     level="warning",
     emitter="worker",
 )

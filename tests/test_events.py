@@ -129,7 +129,7 @@ FROZEN = {
     "entry_point.edited": {"path"},
     "drift.found": {"differences", "launch"},
     "dataset.varies": {"generators", "name", "parts", "sample", "type"},
-    "dataset.unseen": {"name", "snapshot", "types"},
+    "dataset.unseen": {"name", "types"},
     "overlap.found": {"compared", "found", "looked_up", "pair", "samples"},
     "record.damaged": {"path", "reason"},
     "connection.refused": {"address", "connections", "reason"},

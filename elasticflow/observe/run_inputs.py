@@ -13,7 +13,6 @@ from elasticflow.compiler.provenance.origins import Made, environment_of, made_f
 from elasticflow.errors import RunNotFoundError
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.status import read_status
-from elasticflow.snapshots.format import fingerprints
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
 
@@ -143,7 +142,7 @@ def _data(old: RunInputs, new: RunInputs) -> Iterator[Difference]:
         if now is None:
             continue
         yield from _values(name, was.get("values"), now.get("values"))
-        if fingerprints.may_be_same(str(was.get("fingerprint")), str(now.get("fingerprint"))):
+        if was.get("fingerprint") == now.get("fingerprint"):
             continue
         before, after = (
             f"{str(data.get('fingerprint'))[:_DIGEST_SHOWN]} ({data.get('samples')})" for data in (was, now)

@@ -269,8 +269,6 @@ def test_samples_that_vary_or_were_not_looked_into_are_told() -> None:
     assert "(dataset.rng)" in line.more[0]
     (line,) = told([event(1, "dataset.unseen", name="train", types=["function"])])
     assert line.text.startswith("train: its samples hold function, which cannot be looked into")
-    (line,) = told([event(1, "dataset.unseen", name="train", snapshot="step-7")])
-    assert (line.symbol, "snapshot step-7" in line.text) == ("note", True)
 
 
 def test_a_store_in_trouble_is_said() -> None:

@@ -353,13 +353,7 @@ def _dataset_varies(record: Record) -> Line:
 
 
 def _dataset_unseen(record: Record) -> Line:
-    name, types, snapshot = record.get("name"), record.get("types"), record.get("snapshot")
-    if snapshot is not None:
-        text = (
-            f"{name}: whether what its samples hold is what snapshot {snapshot} was trained on was not looked at: it was taken "
-            "by a version that knew objects in samples by their class alone"
-        )
-        return Line("not looked at", text, symbol="note")
+    name, types = record.get("name"), record.get("types")
     shown = ", ".join(map(str, types)) if isinstance(types, list) else "-"
     text = (
         f"{name}: its samples hold {shown}, which cannot be looked into: other data in there is not noticed"

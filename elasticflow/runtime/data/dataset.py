@@ -13,7 +13,6 @@ from torch.utils.data import IterableDataset
 from elasticflow import events
 from elasticflow.errors import DatasetError
 from elasticflow.runtime.data.fingerprint import Varying
-from elasticflow.snapshots.format import fingerprints
 
 if TYPE_CHECKING:
     from elasticflow.runtime.data.fingerprint import Look
@@ -33,13 +32,11 @@ class OpenedDataset:
     Attributes:
         content: The object that the job's factory returned; for data read in order, its `DataShards`.
         fingerprint: Fingerprint of the data; None: it was not taken.
-        has_drawn: The factory drew random numbers.
         values: Attributes of the content that the job's arguments name, by these names: the same on every rank.
     """
 
     content: Any
     fingerprint: str | None = None
-    has_drawn: bool = False
     values: Mapping[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -194,7 +191,6 @@ def require_same(
     marks_then: Mapping[str, str],
     samples: int | None,
     samples_then: int | None,
-    began_otherwise: Mapping[str, bool] | None = None,
 ) -> None:
     """Refuse to resume from a snapshot that was trained on other data. The evaluation's data may change.
 
@@ -204,18 +200,15 @@ def require_same(
         samples: Length of the training data, if it has one: without it a position means nothing, whatever the
             fingerprints say.
         samples_then: The snapshot's.
-        began_otherwise: Datasets whose factory draws random numbers and began in another state when the run began;
-            true: it has its own `fingerprint`, which does not cover what it drew at random.
 
     Raises:
-        DatasetError: the training data's fingerprint or length differs, or may hide that it does.
+        DatasetError: the training data's fingerprint or length differs.
     """
-    began_otherwise = began_otherwise or {}
     # No weight depends on the evaluation's data. An edited train.py may train on data without a fingerprint.
     for name in sorted({TRAINING_DATA, *marks} - {EVALUATION_DATA}):
         mark = marks.get(name)
         differences = []
-        if mark is not None and not fingerprints.may_be_same(marks_then.get(name, mark), mark):
+        if mark is not None and marks_then.get(name, mark) != mark:
             differences.append(f"fingerprint {mark}, not {marks_then[name]}")
         if name == TRAINING_DATA and samples != samples_then:
             differences.append(f"{samples} samples, not {samples_then}")
@@ -224,13 +217,6 @@ def require_same(
             raise DatasetError(
                 f"${{{name}}} is {now}, and was {was} when the snapshot was taken: the job is made with it",
                 "point the job at the data that it was begun with, or start a new run",
-            )
-        if name in began_otherwise and (differences or began_otherwise[name]):
-            why = " and ".join(differences) or "its fingerprint cannot tell"
-            raise DatasetError(
-                f"the data of `{name}` may be other than what the run began with ({why}): its factory draws random "
-                "numbers, and the run was begun by a version of elasticflow that began it in another random state",
-                "continue with the version that the run was begun with, or start a new run",
             )
         if differences:
             raise DatasetError(

@@ -16,10 +16,9 @@ from torch.utils.data import TensorDataset
 from elasticflow.runtime.data import held_generators, notes
 from elasticflow.runtime.data.walk import Content, digest_of
 from elasticflow.runtime.process import random_streams
-from elasticflow.snapshots.format import fingerprints
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
 T = TypeVar("T")
 
@@ -38,14 +37,12 @@ class Varying(NamedTuple):
     Attributes:
         parts: Where the two readings differ, as far as it can be told: `[0]: float32 (3, 64, 64)`.
         generators: Random generators that the dataset holds for itself: `dataset.rng`.
-        is_plain: It differs where older versions looked as well, outside of any object.
     """
 
     sample: int
     kind: str
     parts: tuple[str, ...] = ()
     generators: tuple[str, ...] = ()
-    is_plain: bool = True
 
     def to_json(self) -> str:
         """Return it as text, for another rank."""
@@ -54,41 +51,23 @@ class Varying(NamedTuple):
     @classmethod
     def from_json(cls, text: str) -> Varying:
         """Parse the text that `to_json` returns."""
-        sample, kind, parts, generators, is_plain = json.loads(text)
-        return cls(sample, kind, tuple(parts), tuple(generators), is_plain)
-
-
-class Marks(NamedTuple):
-    """Three fingerprints of a dataset, the most precise first.
-
-    Attributes:
-        by_content: Fingerprint of samples with all their contents.
-        by_class: Fingerprint of samples in which unknown objects count by their class.
-        by_length: Fingerprint of the number of samples.
-    """
-
-    by_content: str
-    by_class: str
-    by_length: str
-
-    def where(self, varying: Iterable[Varying]) -> str:
-        """Return the fingerprint that is the same at each opening, though samples vary in this way on some rank."""
-        are_plain = [each.is_plain for each in varying]
-        if any(are_plain):
-            return self.by_length
-        return self.by_class if are_plain else self.by_content
+        sample, kind, parts, generators = json.loads(text)
+        return cls(sample, kind, tuple(parts), tuple(generators))
 
 
 class Look(NamedTuple):
     """Result of a look at a dataset.
 
     Attributes:
+        by_content: Fingerprint of the dataset; empty for a mixture.
+        by_length: Fingerprint that is the same at each opening, though samples vary; empty for a mixture.
         unseen: Classes of objects in its samples that cannot be looked into.
         varying: A sample that is not the same when it is read twice, the first one found.
-        sets: For a mixture, size and look of each set; *marks* are empty then.
+        sets: For a mixture, size and look of each set.
     """
 
-    marks: Marks
+    by_content: str
+    by_length: str
     unseen: tuple[str, ...] = ()
     varying: Varying | None = None
     sets: tuple[tuple[int, Look], ...] = ()
@@ -96,21 +75,13 @@ class Look(NamedTuple):
     def fingerprint(self, varying: Sequence[Varying] = ()) -> str:
         """Return the data's fingerprint, given the *varying* samples that other ranks have seen."""
         if not self.sets:
-            own = [] if self.varying is None else [self.varying]
-            return self.marks.where([*own, *varying])
+            return self.by_length if varying or self.varying is not None else self.by_content
         of_sets, before = [], 0
         for size, look in self.sets:
             inside = [each for each in varying if before <= each.sample < before + size]
-            of_sets.append(look.fingerprint(inside))
+            of_sets.append(f"{size} {look.fingerprint(inside)}")
             before += size
-        plain = self._of_all(map(fingerprints.by_class, of_sets))
-        if all(fingerprints.by_class(mark) == mark for mark in of_sets):
-            return plain
-        return fingerprints.of_both(plain, self._of_all(of_sets))
-
-    def _of_all(self, marks: Iterable[str]) -> str:
-        lines = [f"{size} {mark}" for (size, _), mark in zip(self.sets, marks, strict=True)]
-        return sha256("\n".join(lines).encode()).hexdigest()[:_DIGITS]
+        return _short("\n".join(of_sets).encode())
 
 
 def fingerprint_of(dataset: Any) -> str:
@@ -145,14 +116,13 @@ def look_at(dataset: Any) -> Look:
     if own is not None:
         text = str(own() if callable(own) else own)
         look = _of_samples(dataset, _PROBES_BESIDE, _BESIDE_S)
-        return look._replace(marks=Marks(text, text, text))
+        return look._replace(by_content=text, by_length=text)
     if not all(isinstance(column, np.ndarray | torch.Tensor) for column in columns):
         return _of_samples(dataset, _PROBES_IN_MEMORY if isinstance(dataset, list) else _PROBES)
     mark = _short(_of_rows(dataset, columns))
-    marks = Marks(mark, mark, mark)
     if isinstance(dataset, TensorDataset) and type(dataset).__getitem__ is not TensorDataset.__getitem__:
-        return _of_samples(dataset, _PROBES)._replace(marks=marks)
-    return Look(marks)
+        return _of_samples(dataset, _PROBES)._replace(by_content=mark, by_length=mark)
+    return Look(mark, mark)
 
 
 def combined(sizes: Sequence[int], looks: Sequence[Look]) -> Look:
@@ -163,7 +133,7 @@ def combined(sizes: Sequence[int], looks: Sequence[Look]) -> Look:
         if look.varying is not None and varying is None:
             varying = look.varying._replace(sample=before + look.varying.sample)
         before += size
-    return Look(Marks("", "", ""), tuple(unseen), varying, tuple(zip(sizes, looks, strict=True)))
+    return Look("", "", tuple(unseen), varying, tuple(zip(sizes, looks, strict=True)))
 
 
 def without_trace(read: Callable[[], T]) -> T:
@@ -181,14 +151,12 @@ class _Reading(NamedTuple):
     """Samples read once.
 
     Attributes:
-        content: Digests of them all, one after another.
-        by_content: The digest after each sample.
-        by_class: The same, by the rule of older versions.
+        content: Digest of them all, one after another.
+        digests: The digest after each sample.
     """
 
     content: Content
-    by_content: list[bytes]
-    by_class: list[bytes]
+    digests: list[bytes]
 
 
 class _Probe:
@@ -214,13 +182,12 @@ class _Probe:
             raise
 
     def read(self, indices: Sequence[int], limit_s: float | None) -> _Reading:
-        reading = _Reading(Content(), [], [])
+        reading = _Reading(Content(), [])
         reading.content.add_text(_length(self._dataset).decode())
         until = None if limit_s is None else time.monotonic() + limit_s
         for index in indices:
             reading.content.add(self.sample(index))
-            reading.by_content.append(reading.content.by_content())
-            reading.by_class.append(reading.content.by_class())
+            reading.digests.append(reading.content.digest())
             if until is not None and time.monotonic() > until:
                 break
         return reading
@@ -235,20 +202,14 @@ def _of_readings(dataset: Any, indices: list[int], limit_s: float | None) -> Loo
     once = probe.read(indices, limit_s)
     if probe.look_for_libraries():  # imported, or made, for the first sample
         once = probe.read(indices, limit_s)
-    indices = indices[: len(once.by_content)]
+    indices = indices[: len(once.digests)]
     again = probe.read(indices, None)
-    by_length = _short(_length(dataset))
-    is_plain = once.by_class != again.by_class
-    by_class = by_length if is_plain else _short(once.content.by_class())
-    by_content = by_class
-    unseen = tuple(once.content.unseen)
-    if once.by_content != again.by_content:
-        place = next(n for n, digest in enumerate(once.by_content) if digest != again.by_content[n])
-        varying = _varying(probe, dataset, indices[place])._replace(is_plain=is_plain)
-        return Look(Marks(by_content, by_class, by_length), unseen, varying)
-    if once.content.holds_objects:
-        by_content = fingerprints.of_both(by_class, _short(once.content.by_content()))
-    return Look(Marks(by_content, by_class, by_length), unseen)
+    varying = None
+    if once.digests != again.digests:
+        place = next(n for n, digest in enumerate(once.digests) if digest != again.digests[n])
+        varying = _varying(probe, dataset, indices[place])
+    marks = _short(once.content.digest()), _short(_length(dataset))
+    return Look(*marks, tuple(once.content.unseen), varying)
 
 
 def _varying(probe: _Probe, dataset: Any, index: int) -> Varying:
@@ -278,7 +239,7 @@ def _of_rows(dataset: Any, columns: Sequence[Any]) -> bytes:
     for column in columns:
         rows = min(_ARRAY_ROWS, _ARRAY_BYTES * len(column) // max(1, column.nbytes))
         content.add(column[_spread(len(column), max(_PROBES, rows))])
-    return content.by_class()
+    return content.digest()
 
 
 def _length(dataset: Any) -> bytes:

@@ -61,7 +61,6 @@ def open_dataset(
     # The same for the training data and the evaluation's: one factory permutes alike for either.
     random_streams.begin(worker.seed, "data")
     content = build()
-    has_drawn = random_streams.has_drawn(worker.seed, "data")
     sizes = {"samples": checked_length(content, name, samples, given_to)}
     attributes = values_of(content, values or {})
     fingerprint = require_the_same_samples(worker, name, look_at(content))
@@ -80,7 +79,7 @@ def open_dataset(
         worker.dataset = content
     if apart_from is not None and worker.rank == 0:
         worker.moments.beginning.append(partial(overlap.warn, worker, opened(apart_from).content, content))
-    return OpenedDataset(content, fingerprint, has_drawn, attributes)
+    return OpenedDataset(content, fingerprint, attributes)
 
 
 def prepare_data(worker: Worker, fn: Callable[[], object]) -> None:

@@ -161,7 +161,6 @@ class ShardLoader:
             seed=self._worker.seed,
             size=-(-self._schedule.global_batch_size // self._shards.number),
             epochs=self._schedule.epochs,
-            opens_alike=self._worker.random_version > 1,
         )
         feeds: dict[int, Iterator[Chunk]] = {}
         number = min(self._num_workers, len(own)) or len(own)

@@ -50,8 +50,6 @@ class ShardReader:
         build: Function of `shard` and `shards`, called at the beginning of each epoch; returns the shard's samples.
         size: Samples of a chunk.
         epochs: Passes over the data, None: without end.
-        opens_alike: Draws before a shard's first sample are the same in every shard; of runs that older
-            versions began it is not.
     """
 
     def __init__(
@@ -62,11 +60,9 @@ class ShardReader:
         seed: int,
         size: int,
         epochs: int | None,
-        opens_alike: bool = True,
     ) -> None:
         self._build, self._shards, self._seed = build, shards, seed
         self._size, self._epochs = size, epochs
-        self._opens_alike = opens_alike
 
     def chunks(self, numbers: Sequence[int], epoch: int, cursors: Sequence[int]) -> Iterator[Chunk]:
         """Yield the samples of the shards *numbers* after their cursors, in turns, epoch after epoch.
@@ -120,8 +116,7 @@ class ShardReader:
         return iter(samples), passed
 
     def _reseed(self, shard: int, epoch: int, number: int) -> None:
-        is_opening = number == 0 and self._opens_alike
-        use = _USE + (self._shards if is_opening else shard)
+        use = _USE + (self._shards if number == 0 else shard)
         random_streams.seed_all(random_streams.sample_key(self._seed, epoch, number, use))
 
 

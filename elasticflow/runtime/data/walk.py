@@ -30,29 +30,25 @@ _PICKLE_PROTOCOL = 4
 
 
 class Content:
-    """Digests of values that are added one after another.
+    """Digest of values that are added one after another.
 
-    Two rules are kept up side by side. By content, an object counts by what pickling it would keep: the fields of a
-    dataclass, an attrs or a pydantic class, `__dict__` and `__slots__`, the items of a set. By class, which is the rule of
-    older versions, an object counts by its class alone. For values without objects both are one digest.
+    An object counts by its class and by what pickling it would keep: the fields of a dataclass, an attrs or a pydantic
+    class, `__dict__` and `__slots__`, the items of a set.
 
     Args:
         new_hash: Makes a hash of hashlib.
 
     Attributes:
-        holds_objects: Some value holds an object, so that the two rules differ.
         unseen: Classes of the objects that cannot be looked into, each once.
     """
 
     def __init__(self, new_hash: Callable[[], Any] = sha256) -> None:
-        self._by_content = new_hash()
-        self._by_class: Any = None
+        self._hash = new_hash()
         self._new_hash = new_hash
         # Objects that the walk is inside of, the outermost first.
         self._inside: list[int] = []
         self._depth = 0
         self._room = _MOST_PARTS
-        self.holds_objects = False
         self.unseen: dict[str, None] = {}
 
     def add_text(self, text: str) -> None:
@@ -64,19 +60,13 @@ class Content:
         self._room = _MOST_PARTS
         self._add(value)
 
-    def by_content(self) -> bytes:
-        """Return the digest of everything added so far, objects by what they hold."""
-        digest: bytes = self._by_content.digest()
+    def digest(self) -> bytes:
+        """Return the digest of everything added so far."""
+        digest: bytes = self._hash.digest()
         return digest
 
-    def by_class(self) -> bytes:
-        """Return the digest of everything added so far, objects by their class."""
-        return self.by_content() if self._by_class is None else self._by_class.digest()
-
     def _update(self, data: Any) -> None:
-        self._by_content.update(data)
-        if self._by_class is not None and not self._inside:
-            self._by_class.update(data)
+        self._hash.update(data)
 
     def _add(self, value: Any) -> None:
         if self._inside and not self._has_room(value):
@@ -142,9 +132,9 @@ class Content:
             self.unseen[f"tensor of layout {value.layout}"] = None
 
     def _add_object(self, value: Any) -> None:
-        """Add an object that is no plain data; inside of it the rule by class sees nothing."""
+        """Add an object that is no plain data."""
         name = notes.name_of(value)
-        if id(value) in self._inside:  # by content alone: the rule by class is outside
+        if id(value) in self._inside:  # it refers to itself
             self._update(f"^{len(self._inside) - self._inside.index(id(value))}".encode())
             return
         self._enter(value, name)
@@ -167,9 +157,6 @@ class Content:
         self._add(kept)
 
     def _enter(self, value: Any, name: str) -> None:
-        if self._by_class is None:
-            self._by_class = self._by_content.copy()
-        self.holds_objects = True
         self._update(name.encode())
         self._inside.append(id(value))
 
@@ -180,7 +167,7 @@ class Content:
         content._room, content.unseen = self._room, self.unseen
         content._add(item)
         self._room = content._room
-        return content.by_content()
+        return content.digest()
 
     def _has_room(self, value: Any) -> bool:
         self._room -= 1 + getattr(value, "nbytes", 0) // _BYTES_OF_PART
@@ -196,7 +183,7 @@ def digest_of(value: Any) -> tuple[bytes, dict[str, None]]:
     """Return a digest of a sample's content, and the classes in it that cannot be looked into."""
     content = Content(_short)
     content.add(value)
-    return content.by_content(), content.unseen
+    return content.digest(), content.unseen
 
 
 def _short() -> Any:

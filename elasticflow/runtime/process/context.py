@@ -76,7 +76,6 @@ class Worker:
         store: Key-value store of all ranks, independent of the process group; None for a plain process.
         seed: Seed of the data order and of every random stream.
         generation: Number of the worker group, the same on every rank.
-        random_version: Version of the rules by which random states follow from the seed; a run keeps the version it began with.
         generators: Random generators, seeded by key.
         layout: Which ranks share a model with this rank: none, unless `join` was told otherwise.
         sharding: How workers share the model, if `join` was told so.
@@ -116,7 +115,6 @@ class Worker:
         self.layout = ShardLayout(self.world_size, self.rank)
         self.sharding: Sharding | None = None
         self.run_id, self.run_folder, self.node = identity.run_id, identity.run_folder, identity.node
-        self.random_version = random_streams.VERSION
         self.generators = random_streams.Generators(seed, device)
         self.is_exact = False
         self.vote = Vote()

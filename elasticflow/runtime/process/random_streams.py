@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 _SAMPLE, _MODEL, _BATCH, _REST, _FACTORY, _HOOK = 1, 2, 3, 4, 5, 6
-VERSION = 2  # of these rules, in snapshots; 1: a factory began with the generator states that the factory before had left
+VERSION = 2  # of these rules, in snapshots
 _pack = Struct("<5Q").pack
 
 _TRIAL = 0x1D4A62F9B7C835E0
@@ -324,18 +324,6 @@ def begin(seed: int, factory: str) -> None:
 def begin_import(seed: int, module: str) -> None:
     """Put random, numpy and torch on the CPU into the state in which *module* of the job is imported."""
     seed_all(_factory_key(seed, f"import {module}"))
-
-
-def has_drawn(seed: int, factory: str) -> bool:
-    """True if random, numpy or torch on the CPU were drawn from since `begin`; *factory* is any factory except the model's."""
-    key = _factory_key(seed, factory)
-    begun = np.random.RandomState(key >> 31).get_state()  # as `_seed_numpy` seeds it
-    now = np.random.get_state()  # noqa: NPY002
-    return (
-        random.getstate() != random.Random(key).getstate()
-        or any(not np.array_equal(*pair) for pair in zip(now, begun, strict=True))
-        or not torch.equal(torch.get_rng_state(), torch.Generator().manual_seed(key).get_state())
-    )
 
 
 def _factory_key(seed: int, factory: str) -> int:

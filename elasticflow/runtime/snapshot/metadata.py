@@ -44,12 +44,11 @@ class StateRecord:
         order: Identity of the order of samples in which the position counts.
         samples: Samples of an epoch; None if unknown.
         seed: Seed of the data order and of every random stream.
-        random_version: Version of the rules by which random states follow from the seed; see `random_streams.VERSION`.
         draws_random: The model or the optimizer draws from python's or numpy's generator.
         job_digest: Identifies the resolved job.
         tree: State as JSON with references to tensors; see `Captured.tree`.
-        options: Options of the optimizers and schedules as the job made them; None in older snapshots.
-        loop: Arguments of a script's loop (`loop/drift.py`); None for job files and in older snapshots.
+        options: Options of the optimizers and schedules as the job made them; None: unknown.
+        loop: Arguments of a script's loop (`loop/drift.py`); None for job files.
         scalars: Names of the job's own scalars, in the order of their places; see `runtime/measuring/scalars.py`.
     """
 
@@ -58,7 +57,6 @@ class StateRecord:
     samples: int | None
     global_batch_size: int
     seed: int
-    random_version: int
     draws_random: bool
     job: str
     job_digest: str
@@ -74,7 +72,7 @@ class StateRecord:
             "order": self.order,
             "schedule": {"samples": self.samples, "global_batch_size": self.global_batch_size},
             "seed": self.seed,
-            "random": self.random_version,
+            "random": random_streams.VERSION,
             "draws_random": self.draws_random,
             "job": self.job,
             "job_digest": self.job_digest,
@@ -86,11 +84,12 @@ class StateRecord:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> StateRecord:
-        """Return the record in the content of state.json, also of older snapshots.
+        """Return the record in the content of state.json.
 
         Raises:
             StateError: the snapshot's position or random states follow rules that this version does not know.
         """
+        _require_known_rules(content)
         schedule = content["schedule"]
         return cls(
             position=position_of(content),
@@ -98,7 +97,6 @@ class StateRecord:
             samples=schedule["samples"],
             global_batch_size=schedule["global_batch_size"],
             seed=content["seed"],
-            random_version=random_version_of(content),
             draws_random=content["draws_random"],
             job=content["job"],
             job_digest=content["job_digest"],
@@ -125,20 +123,13 @@ def order_of(content: Mapping[str, Any]) -> OrderRecord:
     return order
 
 
-def random_version_of(content: Mapping[str, Any]) -> int:
-    """Return the version of the rules for random states in state.json; see `random_streams.VERSION`.
-
-    Raises:
-        StateError: this version of elasticflow does not know the rules.
-    """
-    # Older snapshots do not have it.
-    version = content.get("random", 1)
-    if version not in range(1, random_streams.VERSION + 1):
+def _require_known_rules(content: Mapping[str, Any]) -> None:
+    if (version := content.get("random")) != random_streams.VERSION:
         raise StateError(
-            f"the snapshot's random states follow rules {version}, and this version of elasticflow knows rules up to {random_streams.VERSION}",
+            f"the snapshot's random states follow rules {version}, and this version of elasticflow knows rules "
+            f"{random_streams.VERSION} only",
             _REMEDY,
         )
-    return int(version)
 
 
 class SnapshotMetadata:
@@ -183,7 +174,6 @@ class SnapshotMetadata:
             samples=self._schedule.samples,
             global_batch_size=self._schedule.global_batch_size,
             seed=me.seed,
-            random_version=me.random_version,
             draws_random=me.generators.look(),
             job=me.job,
             job_digest=me.job_digest,

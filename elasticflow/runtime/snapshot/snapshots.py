@@ -15,7 +15,7 @@ from elasticflow.runtime.data.dataset import EVALUATION_DATA, TRAINING_DATA, ope
 from elasticflow.runtime.data.order.order import require_same_order
 from elasticflow.runtime.data.values import marks_of
 from elasticflow.runtime.measuring.marks import mark
-from elasticflow.runtime.process import devices, environment, leaving, random_streams
+from elasticflow.runtime.process import devices, environment, leaving
 from elasticflow.runtime.process.context import Restored
 from elasticflow.runtime.snapshot import checksums, memory_tier, restore, writer_connection
 from elasticflow.runtime.snapshot.captured import CaptureCheck
@@ -29,7 +29,6 @@ from elasticflow.runtime.snapshot.writer_connection import WriterReports
 from elasticflow.runtime.state.loading import load_weights
 from elasticflow.snapshots.client.loading import NodeLoader
 from elasticflow.snapshots.client.writer_reports import SnapshotReport
-from elasticflow.snapshots.format import fingerprints
 from elasticflow.snapshots.format.policy import Due
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.system import fault_injection
@@ -541,7 +540,6 @@ class Snapshots:
 
     def _take_over(self, content: SnapshotContent, loader: NodeLoader) -> Position:
         worker, manifest, record = self._worker, content.manifest, StateRecord.from_json(content.state)
-        worker.random_version = record.random_version
         loop = dict(record.loop or {})
         self._frozen = loop.pop(FROZEN, None)
         self.loop = loop or None
@@ -570,13 +568,7 @@ class Snapshots:
     def _require_same_data(self, record: StateRecord, manifest: Manifest) -> None:
         require_same_order(self._schedule.order_record, record.order)
         samples = self._schedule.samples, record.samples
-        began_otherwise = {}
-        if self._worker.random_version != random_streams.VERSION and self._dataset.has_drawn:
-            began_otherwise[TRAINING_DATA] = hasattr(self._dataset.content, "fingerprint")
-        require_same(self._fingerprints(), manifest.fingerprints, *samples, began_otherwise)
-        pair = str(self._dataset.fingerprint), str(manifest.fingerprints.get(TRAINING_DATA))
-        if self._worker.rank == 0 and fingerprints.is_compared_by_class(*pair):
-            self._worker.event(events.DATASET_UNSEEN, name=TRAINING_DATA, snapshot=manifest.name)
+        require_same(self._fingerprints(), manifest.fingerprints, *samples)
 
     def _tell_of_stateful_data(self) -> None:
         # Snapshots leave out a stateful dataset, and an event tells: positions replace its state, which may hold more.

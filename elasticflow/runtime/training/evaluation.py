@@ -35,7 +35,6 @@ from elasticflow.runtime.training import loss_weights, model_buffers
 from elasticflow.runtime.training.loss import parse_loss, require_count
 from elasticflow.runtime.training.modes import evaluating
 from elasticflow.runtime.training.precision import AUTOCAST, autocast
-from elasticflow.snapshots.format import fingerprints
 from elasticflow.snapshots.format.manifest import measure_of
 from elasticflow.snapshots.format.policy import Due
 
@@ -244,7 +243,7 @@ class Evaluation:
         ranked_by, data = state.get("ranked_by") or self.ranked_by, state.get("data") or self.fingerprint
         weights, source = state.get("weights", "raw"), state.get("source")
         is_the_same = (ranked_by, weights) == (self.ranked_by, self.weights)
-        is_the_same = is_the_same and fingerprints.may_be_same(str(data), str(self.fingerprint))
+        is_the_same = is_the_same and str(data) == str(self.fingerprint)
         is_the_same = is_the_same and (None in (source, self._source) or source == self._source)
         best, measured = (state["best"], state["measured"]) if is_the_same else (None, None)
         self.best = best

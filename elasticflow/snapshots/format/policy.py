@@ -9,7 +9,6 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from elasticflow.snapshots.format import fingerprints
 from elasticflow.system.units import Interval, parse_duration, parse_interval
 
 if TYPE_CHECKING:
@@ -256,7 +255,7 @@ def _best(newest_first: list[RetainableSnapshot], rules: Keep) -> set[str]:
 def _is_measured_like(one: RetainableSnapshot, other: RetainableSnapshot) -> bool:
     """Return whether two metrics can be compared: the same measure, by the same code, on the same data."""
     return all(
-        now is None or then is None or fingerprints.may_be_same(now, then)
+        now is None or then is None or now == then
         for now, then in zip(one.measured_by, other.measured_by, strict=True)
     )
 

@@ -9,7 +9,6 @@ import time
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,11 +18,9 @@ from torch.utils.data import TensorDataset
 
 from elasticflow.errors import DatasetError
 from elasticflow.runtime.data import index_loader
-from elasticflow.runtime.data.dataset import OpenedDataset, require_same
+from elasticflow.runtime.data.dataset import require_same
 from elasticflow.runtime.data.fingerprint import fingerprint_of, look_at
 from elasticflow.runtime.data.mixture import MixedDataset
-from elasticflow.runtime.snapshot.snapshots import Snapshots
-from elasticflow.snapshots.format import fingerprints
 
 
 class Rows:
@@ -72,56 +69,17 @@ RECORDED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(("data", "recorded"), RECORDED.values(), ids=list(RECORDED))
-def test_plain_samples_have_the_fingerprints_that_older_snapshots_hold(data: Any, recorded: str) -> None:
-    """Recorded by the version before objects were looked into."""
+def test_fingerprints_of_plain_samples_stay(data: Any, recorded: str) -> None:
+    """Snapshots hold them: another rule would refuse each run that resumes."""
     assert fingerprint_of(data) == recorded
 
 
 def test_objects_are_told_apart_by_what_they_hold() -> None:
-    """Their first digits are what an older version recorded, which knew the class alone."""
-    old = "8d356918751de127"
-    one, other = (fingerprint_of(Rows(lambda i, by=by: (i, Color(i + by)))) for by in (0, 100))
-    assert one != other
-    assert fingerprints.by_class(one) == fingerprints.by_class(other) == old
-
-
-class Color:
-    """Known to older versions as `shop.Color`."""
-
-    __module__ = "shop"
-
-    def __init__(self, red: int) -> None:
-        self.red = red
-
-
-def test_data_of_an_older_snapshot_is_compared_by_class() -> None:
-    """A run resumes from it; between new ones what the objects hold counts."""
+    """A run does not resume on samples whose objects hold other values."""
     one, other = (fingerprint_of(Rows(lambda i, by=by: Picture(i + by))) for by in (0, 100))
-    require_same({"train": one}, {"train": fingerprints.by_class(one)}, 20, 20)
     require_same({"train": one}, {"train": one}, 20, 20)
     with pytest.raises(DatasetError):
         require_same({"train": other}, {"train": one}, 20, 20)
-    with pytest.raises(DatasetError):
-        require_same({"train": one}, {"train": "0123456789abcdef"}, 20, 20)
-
-
-def test_a_snapshot_of_an_older_version_is_gone_on_from_and_said_not_to_be_compared(me: Any) -> None:
-    """By rank 0, for the data that is trained on."""
-    mark = fingerprint_of(Rows(Picture))
-    schedule = SimpleNamespace(order_record=None, samples=20)
-    record = SimpleNamespace(order=None, samples=20)
-    here: Any = SimpleNamespace(
-        _worker=me,
-        _schedule=schedule,
-        _dataset=OpenedDataset(None, mark),
-        _fingerprints=lambda: {"train": mark},
-    )
-    for recorded in (mark, fingerprints.by_class(mark)):
-        manifest: Any = SimpleNamespace(name="step-7", fingerprints={"train": recorded})
-        Snapshots._require_same_data(here, record, manifest)  # type: ignore[arg-type]
-    assert me.events == [
-        {"event": "dataset.unseen", "level": "warning", "name": "train", "snapshot": "step-7"}
-    ]
 
 
 class Noisy(Rows):
@@ -240,9 +198,7 @@ def test_a_mixture_says_what_its_sets_are(me: Any) -> None:
     told = next(event for event in me.events if event["event"] == "dataset.varies")
     assert (told["sample"], told["type"]) == (20, f"{__name__}.Noisy")
     assert opened.fingerprint == mixed.fingerprint
-    assert fingerprints.by_class(mixed.fingerprint) != mixed.fingerprint
     other = MixedDataset(Rows(lambda i: Picture(i + 1)), Noisy(*VARYING["numpy"]))
-    assert fingerprints.is_compared_by_class(mixed.fingerprint, fingerprints.by_class(other.fingerprint))
     assert mixed.fingerprint != other.fingerprint
 
 

@@ -74,7 +74,7 @@ class Group:
         nothing = SimpleNamespace(before_data=lambda: None, after_data=lambda: None)
         return SimpleNamespace(
             rank=rank, world_size=self.world_size, seed=3, vote=Vote(), device=torch.device("cpu"),
-            gather_text=gather, generators=nothing, should_leave=False, random_version=2,
+            gather_text=gather, generators=nothing, should_leave=False,
         )  # fmt: skip
 
     def _gather(self, rank: int, text: str) -> list[str]:

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import Subset, TensorDataset, random_split
 
-from elasticflow.errors import DatasetError, StateError
-from elasticflow.runtime.data import dataset, index_loader
+from elasticflow.errors import StateError
+from elasticflow.runtime.data import index_loader
 from elasticflow.runtime.data.shard_reader import ShardReader
 from elasticflow.runtime.process import random_streams
-from elasticflow.runtime.snapshot import metadata
+from elasticflow.runtime.snapshot.metadata import StateRecord
 
 FACTORIES = ("data", "model", "optimizer", "scheduler")
 
@@ -70,16 +70,6 @@ def test_a_teacher_that_makes_the_data_is_not_the_models_twin() -> None:
     assert not teacher.weight.equal(nn.Linear(3, 3).weight)
 
 
-@pytest.mark.parametrize("draw", [random.random, np.random.rand, lambda: torch.rand(())])
-def test_whether_a_factory_drew_is_told(draw: Any) -> None:
-    """One draw of any generator is enough, and asking draws nothing."""
-    random_streams.begin(7, "data")
-    assert not random_streams.has_drawn(7, "data")
-    assert not random_streams.has_drawn(7, "data")
-    draw()
-    assert random_streams.has_drawn(7, "data")
-
-
 def test_two_splits_by_one_permutation_share_no_sample(me: Any) -> None:
     """`random_split` without a generator, called for training and evaluation, whatever is built in between."""
 
@@ -92,34 +82,14 @@ def test_two_splits_by_one_permutation_share_no_sample(me: Any) -> None:
     nn.Linear(30, 30)
     test = index_loader.open_dataset(me, lambda: split(1), "evaluation")
     assert sorted([*train.content.indices, *test.content.indices]) == list(range(60))
-    assert (train.has_drawn, test.has_drawn) == (True, True)
     assert not any(hasattr(data.content, "fingerprint") for data in (train, test))
 
 
-def test_a_run_that_began_by_other_rules_goes_on_where_they_make_no_difference() -> None:
-    """A run of an older version is refused by name if its factory draws and the data is, or may be, other data."""
-    marks = {"train": "a"}
-    dataset.require_same(marks, marks, 20, 20, {"train": False})
-    for then, has_own, why in (
-        ("b", False, "fingerprint a, not b"),
-        ("a", True, "its fingerprint cannot tell"),
-    ):
-        with pytest.raises(DatasetError) as refused:
-            dataset.require_same(marks, {"train": then}, 20, 20, {"train": has_own})
-        assert refused.value.message == (
-            f"the data of `train` may be other than what the run began with ({why}): its factory draws random "
-            "numbers, and the run was begun by a version of elasticflow that began it in another random state"
-        )
-        assert refused.value.remedy is not None
-        assert "start a new run" in refused.value.remedy
-
-
 def test_rules_that_this_version_does_not_know_are_refused() -> None:
-    """Snapshots that say nothing are of the first rules; those of later versions are not guessed at."""
-    assert metadata.random_version_of({}) == 1
-    assert metadata.random_version_of({"random": random_streams.VERSION}) == random_streams.VERSION
-    with pytest.raises(StateError, match="follow rules 3"):
-        metadata.random_version_of({"random": random_streams.VERSION + 1})
+    """A snapshot of other rules would give the model and the samples other draws."""
+    for version in (None, random_streams.VERSION - 1, random_streams.VERSION + 1):
+        with pytest.raises(StateError, match=f"follow rules {version}"):
+            StateRecord.from_json({"random": version})
 
 
 class Files:

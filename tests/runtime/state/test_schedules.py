@@ -29,7 +29,7 @@ from elasticflow.runtime.data.order.order import VERSION as ORDER_VERSION
 from elasticflow.runtime.data.order.order import require_same_order
 from elasticflow.runtime.data.order.permutation import Permutation
 from elasticflow.runtime.process.position import Position
-from elasticflow.runtime.process.random_streams import VERSION, Generators
+from elasticflow.runtime.process.random_streams import Generators
 from elasticflow.runtime.process.shard_layout import ShardLayout
 from elasticflow.runtime.snapshot import metadata
 from elasticflow.runtime.snapshot.metadata import SnapshotMetadata
@@ -192,7 +192,7 @@ def _member(rank: int, world_size: int) -> Any:
     device = torch.device("cpu")
     return SimpleNamespace(
         rank=rank, world_size=world_size, seed=SEED, device=device, generators=Generators(SEED, device),
-        job="counting", job_digest="", random_version=VERSION, should_leave=False, scalar_names=[],
+        job="counting", job_digest="", should_leave=False, scalar_names=[],
         layout=ShardLayout(world_size, rank),
     )  # fmt: skip
 
