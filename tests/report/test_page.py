@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elasticflow.report.facts import facts_of
-from elasticflow.report.job_keys import JobKey
+from elasticflow.report.facts import JobKey, facts_of
 from elasticflow.report.page import parts_of_bar, render_comparison, render_run
 from elasticflow.run_folder import RunFolder
 from tests.observe.hand_made import RUN_ID, event, make_run, step, story_of_a_kill

@@ -17,7 +17,7 @@ import torch
 
 from elasticflow.run_folder import RunFolder
 from elasticflow.runtime.process import stopping
-from elasticflow.runtime.process.moments import Moments
+from elasticflow.runtime.process.context import Moments
 from elasticflow.runtime.process.random_streams import Generators
 from elasticflow.runtime.process.shard_layout import ShardLayout
 from elasticflow.runtime.process.votes import Vote

@@ -19,15 +19,14 @@ from elasticflow.cli.snapshots.selection import (
     words_argument,
 )
 from elasticflow.errors import ExportError, SnapshotNotFoundError
-from elasticflow.observe.snapshots.best import better_step, ranking_metric
+from elasticflow.observe.snapshots.locate import better_step, ranking_metric
 from elasticflow.observe.snapshots.rows import BEST
 from elasticflow.observe.terminal.formats import plural, size
 from elasticflow.snapshots.tools.export import write
 from elasticflow.snapshots.tools.exported import Export, measured_part
 
 if TYPE_CHECKING:
-    from elasticflow.observe.snapshots.best import BetterStep
-    from elasticflow.observe.snapshots.locate import SnapshotSource
+    from elasticflow.observe.snapshots.locate import BetterStep, SnapshotSource
     from elasticflow.observe.snapshots.rows import SnapshotRow
     from elasticflow.snapshots.tools.export import Format, SaveModel
     from elasticflow.snapshots.tools.exported import Part

@@ -57,9 +57,8 @@ def try_out_loaded(
 ) -> tuple[DeepReport, list[Diagnostic]]:
     """Return the report of trying out a job without errors, and its findings, each at its place in the job file."""
     from elasticflow.deep.check import try_out
-    from elasticflow.deep.diagnostics import diagnostics_of
+    from elasticflow.deep.diagnostics import check_deep_facts, diagnostics_of
     from elasticflow.errors import TrialRefusedError
-    from elasticflow.jobfile.checks.deep_facts import check_deep_facts
     from elasticflow.jobfile.job_file import JobFile
 
     assert loaded.job is not None
@@ -68,7 +67,7 @@ def try_out_loaded(
             "--deep tries out what a job file names, and a job with [script] names a script, which would train",
             "leave --deep out: the script was read, and is valid Python; its first launch shows the rest",
         )
-    from elasticflow.observe.terminal.waiting_line import WaitingLine
+    from elasticflow.observe.terminal.screen import WaitingLine
 
     case = "" if loaded.case is None else f" (case {loaded.case})"
     with WaitingLine(sys.stderr, os.environ) as waiting:

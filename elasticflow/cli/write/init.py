@@ -132,7 +132,7 @@ def _new_job(options: InitOptions, *, only_print: bool) -> NewJob:
     from elasticflow.cli.write.init_files import NewJob
     from elasticflow.cli.write.init_model import job_for_model
     from elasticflow.jobfile.project import project_root_of
-    from elasticflow.scaffold.example import spirals
+    from elasticflow.scaffold.gallery import spirals
 
     root = project_root_of((options.output or Path.cwd() / "job.toml").resolve())
     if options.model_file is not None:

@@ -181,8 +181,7 @@ def _files(given: Sequence[Path]) -> tuple[list[tuple[Path, str]], int]:
         click.UsageError: there is no Python file in a folder.
     """
     from elasticflow.jobfile.project import current_project_root
-    from elasticflow.lint.check import may_train
-    from elasticflow.lint.files import python_files_in
+    from elasticflow.lint.check import may_train, python_files_in
 
     files: dict[str, tuple[Path, str]] = {}
     num_others, here = 0, Path.cwd()

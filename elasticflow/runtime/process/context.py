@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from elasticflow import events
@@ -18,14 +19,13 @@ from elasticflow.runtime.measuring.step_profiler import StepProfiler
 from elasticflow.runtime.process import float32, process_group, random_streams, stopping
 from elasticflow.runtime.process.compiler import Compilation
 from elasticflow.runtime.process.host_copies import copy_to_host
-from elasticflow.runtime.process.moments import Moments
 from elasticflow.runtime.process.shard_layout import Sharding, ShardLayout
 from elasticflow.runtime.process.step_log import Heartbeat, LateNumber, Progress
 from elasticflow.runtime.process.votes import Vote
 from elasticflow.system import logs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import TextIO
 
     import torch
@@ -352,3 +352,33 @@ class _InOrder:
     def flush(self) -> None:
         for stream in self._streams:
             stream.flush()
+
+
+@dataclass
+class Moments:
+    """Callbacks by moment; each list is called in its order.
+
+    Attributes:
+        beginning: A run begins without a snapshot to restore (`begin`).
+        first_step: The first step of this generation is done.
+        evaluation: An evaluation is finished, with its position and metrics; every rank.
+        snapshot: A snapshot is about to be taken, with its position and name; every rank.
+        leave: The worker is about to exit, and its process group is still alive.
+        finish: Training has ended at a position; after `leave`.
+    """
+
+    beginning: list[Callable[[], None]] = field(default_factory=list)
+    first_step: list[Callable[[], None]] = field(default_factory=list)
+    evaluation: list[Callable[[Position, Mapping[str, Any]], None]] = field(default_factory=list)
+    snapshot: list[Callable[[Position, str], None]] = field(default_factory=list)
+    leave: list[Callable[[], None]] = field(default_factory=list)
+    finish: list[Callable[[Position], None]] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """Run the actions of `beginning`, once: before loader processes read the data, else after the first step.
+
+        A forked loader process shares the positions of open files with its parent, so the two must not read at once.
+        """
+        actions, self.beginning = self.beginning, []
+        for action in actions:
+            action()

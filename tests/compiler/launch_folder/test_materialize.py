@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elasticflow.compiler import compile_job
-from elasticflow.compiler.launch_folder import files
 from elasticflow.compiler.launch_folder import materialize as module
 from elasticflow.compiler.launch_folder.materialize import materialize, read_plan
 from elasticflow.compiler.plan.launch_plan import LaunchPlan, plan_job
@@ -137,7 +136,7 @@ def test_an_edited_entry_point_is_carried_forward_as_edited(project: Path) -> No
 
 def test_a_crash_leaves_nothing_behind(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new folder appears complete or not at all: a write that fails leaves nothing."""
-    real, written = files._write, []
+    real, written = module._write, []
 
     def fail_at_the_third(path: Path, text: str) -> None:
         written.append(path)
@@ -145,7 +144,7 @@ def test_a_crash_leaves_nothing_behind(project: Path, monkeypatch: pytest.Monkey
             raise OSError(28, "No space left on device")
         real(path, text)
 
-    monkeypatch.setattr(files, "_write", fail_at_the_third)
+    monkeypatch.setattr(module, "_write", fail_at_the_third)
     with pytest.raises(LaunchFolderError) as caught:
         _write(project, project / "runs" / "out")
     assert caught.value.message == f"cannot write {project / 'runs' / 'out'}: No space left on device"
@@ -165,7 +164,7 @@ def test_a_crash_between_two_files_can_be_compiled_over(
     """After a crash in the middle of a rewrite the same compile succeeds without force."""
     folder, changed = project / "out", make_job(train__epochs=9)
     _write(project, folder)
-    real = files._write
+    real = module._write
 
     def fail_at_the_plan(path: Path, text: str) -> None:
         if "plan.json" in path.name:
@@ -173,7 +172,7 @@ def test_a_crash_between_two_files_can_be_compiled_over(
         real(path, text)
 
     with monkeypatch.context() as patch:
-        patch.setattr(files, "_write", fail_at_the_plan)
+        patch.setattr(module, "_write", fail_at_the_plan)
         with pytest.raises(LaunchFolderError):
             _write(project, folder, changed)
     _write(project, folder, changed)

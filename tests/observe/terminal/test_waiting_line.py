@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
-from elasticflow.observe.terminal.waiting_line import WaitingLine
+from elasticflow.observe.terminal.screen import WaitingLine
 
 if TYPE_CHECKING:
     import pytest

@@ -9,8 +9,7 @@ import pytest
 from torch import nn
 
 from elasticflow.runtime.data.index_schedule import IndexSchedule
-from elasticflow.runtime.process.context import Worker
-from elasticflow.runtime.process.moments import Moments
+from elasticflow.runtime.process.context import Moments, Worker
 from elasticflow.runtime.process.votes import Vote
 
 if TYPE_CHECKING:

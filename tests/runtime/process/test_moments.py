@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elasticflow.runtime.process.moments import Moments
+from elasticflow.runtime.process.context import Moments
 from elasticflow.runtime.process.votes import Vote
 
 

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.loop.kept import parts_by_name
-from elasticflow.runtime.process.moments import Moments
+from elasticflow.runtime.process.context import Moments
 from elasticflow.runtime.process.position import Position
 from elasticflow.runtime.process.stopping import Stoppable
 from elasticflow.runtime.process.votes import Vote
