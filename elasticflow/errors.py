@@ -339,7 +339,6 @@ class NotExchangedError(StateError):
 
     Args:
         step: Number of the step after which they were compared.
-        tensors: Names of the tensors that differ.
         why: The missing exchange, in words.
         is_sharded: The model is sharded: replicas of it differ.
     """

@@ -764,7 +764,6 @@ class Field(NamedTuple):
 
     Attributes:
         type: A name in `TYPES` of the events' JSON Schema; with a `?` at its end, the value may be null.
-        meaning: Meaning in a few words.
         otel: Attribute of OpenTelemetry's semantic conventions; None: `elasticflow.<name>`.
     """
 

@@ -41,7 +41,6 @@ class DeepReport(NamedTuple):
     """Findings of `--deep`.
 
     Attributes:
-        problems: Problems in the order of discovery.
         facts: Facts of the job, as far as the child came.
         notes: How the facts were found, and what was not tried.
     """

@@ -35,7 +35,6 @@ class ChildEnd(NamedTuple):
 
     Attributes:
         code: Exit code, negative for a signal; None: the child ran past the limit.
-        messages: Messages that it sent, in order.
         output: The end of its output; after the limit or a fatal signal, the stacks too.
         left: Names of the processes that it had started and left running; they have been ended.
     """

@@ -72,7 +72,6 @@ def check_deep_facts(
     """Yield the problems of a job, given the size of its data and of its snapshots.
 
     Args:
-        source: The job's keys and their places.
         job: The job, which has no errors.
         snapshot_bytes: Size of a whole snapshot.
         memory_bytes: Main memory of this machine; each node is assumed to have as much.

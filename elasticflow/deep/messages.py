@@ -20,7 +20,6 @@ class DeepRequest:
         entry_point: The text of the job's train.py.
         keys: The key of the job file that each function of train.py is about, by the function's name.
         entries: The Python names in the job file, by key.
-        own: Folders of the job's own code.
         apart: Keys of the evaluation sets whose samples must not be in the training data.
         takes_step: True: a step is trained on the CPU.
     """

@@ -20,7 +20,6 @@ class CheckResult:
     Attributes:
         topic: Heading above the result: "python", "torch", "machine", "network", "storage", "project".
         name: Subject of the check, in a word or two.
-        verdict: Judgement of the fact.
         meaning: Consequence for a run; empty when all is well.
         remedy: Advice; empty when no action is needed.
     """

@@ -76,10 +76,8 @@ class _TorchFacts:
 
     Attributes:
         build: Kind of the build, in words.
-        seconds: Duration of its import.
         error: Error of a device; None if all devices work.
         kind: Type of the devices; None if there are none.
-        devices: Name of each device that works.
         untried: Name of each device that nothing was computed on, since it is in use or may be.
         backends: Backends of torch.distributed that are needed here; true for each that this build has.
     """

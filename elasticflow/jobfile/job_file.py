@@ -29,7 +29,6 @@ class JobFile:
     """A job file as read, its [matrix] expanded.
 
     Args:
-        overrides: `--set` values.
         environment: Variables that references name; None: they are not looked up.
         cache: Results of validating other files; results for this file are added.
         texts: Contents by real path, read in place of the files.

@@ -34,7 +34,6 @@ class JoinedNode:
     """This machine's part in the launch: its agent, and the signals that end it.
 
     Args:
-        agent: The node's agent, not started yet.
         store: The launch's keys; the server sends those below `LAUNCH`.
         say: Called with what a person should know.
         reconnect: Returns another client of the store if the launch can be reached again, None if it is gone for good.

@@ -49,7 +49,6 @@ class Request:
 
     Attributes:
         files: The job file and what it extends.
-        overrides: `--set` values in force.
         project_root: Folder the job's paths are relative to.
         folder: The run folder; it need not exist.
         accept_drift: Differences that change the trajectory are wanted.

@@ -27,11 +27,7 @@ UNTOLD = (
 
 
 def looked_for(findings: Iterable[Diagnostic], selection: Selection) -> list[tuple[str, str, str]]:
-    """Return a row for each selected subject: its codes, the fault, and the number of findings by code.
-
-    Args:
-        findings: All findings, including notes.
-    """
+    """Return a row for each selected subject: its codes, the fault, and the number of findings by code."""
     findings = list(findings)
     found = Counter(each.code for each in findings)
     notes = {each.code for each in findings if each.severity == "note"}

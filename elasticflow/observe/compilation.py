@@ -18,7 +18,6 @@ class FirstStep:
     """Cost of torch.compile in the first step of a generation.
 
     Attributes:
-        seconds: Time for it on rank 0.
         from_cache: Graphs taken from the compiler's cache.
         compiled: Graphs that were compiled.
     """

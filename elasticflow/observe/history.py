@@ -61,9 +61,7 @@ class Stop:
         step: Last finished step.
         rank: Rank of the worker that failed first; None if a node failed, or no worker did.
         node: The node of that worker, or the node that was lost.
-        pid: Process id of that worker.
         phase: Phase in which a rank hung.
-        traceback: The traceback of that worker.
         others: The other ranks' failures, as one line.
         stderr: The last lines of its standard error, if it died without an exception of its own.
         stacks: The file with the stacks of a rank that hung.
@@ -184,7 +182,6 @@ class Generation:
         memory_step: Step of the state in memory that it resumed from instead; None: from no such state.
         first_step_at: Unix time at which its first step was done.
         drain_at: Unix time at which its workers were asked to exit.
-        drain_reason: Cause of the request, in words.
         failed_rank: Rank in its last `worker.failed` event.
         stop: The generation's end; None while it runs, or if the supervisor could not record the end.
         run_end: The record of the launch's end, if the launch ended with this generation.
@@ -267,12 +264,10 @@ class SnapshotEvent:
     """A snapshot that was committed, rejected or not written.
 
     Attributes:
-        generation: The generation that reported it.
         state: `committed`; `rejected`: set aside; `failed`: it could not be written.
         at: Unix time.
         at_s: Seconds of the run.
         num_bytes: Size; None if unknown.
-        seconds: Time that writing it took.
         reason: Reason that it was rejected or failed.
     """
 
@@ -362,10 +357,7 @@ class RunHistory:
         steps: Steps of the whole training, once known.
         samples: Samples of the training data, once known.
         parameters: Parameters of the model, once known.
-        workers: Workers of the newest generation.
         script: The user's script, once it was started.
-        snapshot: The newest committed snapshot.
-        failed: Number of generations that failed.
         restarts: Number of failures after which training resumed.
         survived: Number of failures after which a step was finished.
         budget_left: Restarts left; None: no failure was counted yet.
@@ -376,7 +368,6 @@ class RunHistory:
         data_warnings: The newest record of each kind about a dataset whose samples vary or were not checked.
         slow_ranks: The newest `rank.slow` record of each rank that has one.
         warnings: Warnings of the job's code and its libraries, by category, and place or text.
-        lingered: The `worker.lingered` records.
         began_anew: The newest `script.began_anew` record, unless a step was reported since.
         standbys: By node, its standby workers beside the newest generation, or the reason it makes none.
         standbys_seen: The newest standbys that were ready.

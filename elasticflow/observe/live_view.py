@@ -46,7 +46,6 @@ class LiveView:
     Args:
         stream: Stream to write to; it is not closed.
         tty: True: the stream is a terminal, and the present state is drawn in place.
-        colour: Use colours.
         folder: The run folder, as the text to show at the end.
         clock: Returns seconds, for throttling only.
         wall: Returns the Unix time.

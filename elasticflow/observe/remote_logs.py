@@ -30,7 +30,6 @@ class Elsewhere:
     """Workers whose logs are not in this run folder, or only in part.
 
     Attributes:
-        node: Node on which they ran.
         is_gone: True if the node is lost or has left, and cannot be asked.
         is_partly_here: True if the logs that the node sent before it was lost are here.
     """

@@ -24,7 +24,6 @@ class RunningWorker:
 
     Attributes:
         pid: Process id, for people.
-        node: The node on which it runs.
         process: The process, to send signals to; None: an earlier version wrote the state.
     """
 
@@ -45,7 +44,6 @@ class RunState:
         step: Last finished step.
         steps: Steps of the whole training, once known.
         loss: Loss of the last step.
-        restarts: Restarts in the newest launch.
         workers: Workers of the newest group, whether it runs or not.
         device: Type of the devices that the newest group trains on, such as "cuda"; None if unknown.
         devices: The accelerators of the newest group's workers: rank, node, device, and the fields of `DeviceUsage`.

@@ -41,7 +41,6 @@ class SaveRequest:
 
     Attributes:
         entry_point: Text of a module with the job's factories.
-        own: Folders of the job's own code.
         weights: A safetensors file with all of `model.state_dict()`.
         folder: Folder to write; it does not exist yet.
         tokenizer: A folder, or a name that transformers knows, of the tokenizer to be saved beside it.

@@ -18,7 +18,6 @@ class LoopSettings:
     """The settings that a script's own loop takes from the job file.
 
     Attributes:
-        digest: Identifies the resolved job.
         seed: Seed of the data order and every random stream.
         snapshots: The URI is an absolute path or a URL.
         log_every: Steps between two lines of the log.

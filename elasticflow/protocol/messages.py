@@ -60,8 +60,6 @@ class StartedWorker:
 
     Attributes:
         pid: Process id; whoever signals it compares the last three first (`ProcessRecord`).
-        host: Name of that machine.
-        boot_id: Id of that machine's boot.
         started: Start of the worker's process, in clock ticks after the boot.
     """
 
@@ -78,8 +76,6 @@ class StalledWorker:
     """A worker that makes no progress.
 
     Attributes:
-        phase: The phase that it last reported.
-        step: Steps it has finished.
         seconds: How long it has made no progress.
         limit_s: How long it may make none in that phase.
         state: State of the process as the kernel has it: R, S, D, T; empty where the kernel does not tell.
@@ -137,7 +133,6 @@ class NodeReady:
 
     Attributes:
         node: Id of the node inside the launch.
-        nproc: Workers that it starts.
         node_rank: The node's place among all nodes, where the rendezvous is static; else None.
         refused: Modules that its fork server could not import beforehand.
         has_own_folder: The machine that leads does not see the node's run folder.
@@ -184,7 +179,6 @@ class ProfileRequest:
 
     Attributes:
         steps: How many steps, after one that warms up; 1 to `MOST_PROFILED`.
-        ranks: Which ranks write a trace.
         shapes: With the shapes of operators' inputs.
         memory: With what operators allocate and free.
         stacks: With the Python functions that called them.
@@ -478,7 +472,6 @@ class DevicesChecked:
         devices: How many have computed a known sum right.
         faults: Errors for which a device is not to be used, each with the device's name.
         notes: Errors that a device outlives, and the reason why it could not be checked.
-        seconds: How long the check took.
     """
 
     generation: int
@@ -610,7 +603,6 @@ class FilesWanted:
     """Nodes with run folders of their own are to send files (`launcher/rendezvous/requests.py`).
 
     Attributes:
-        number: Number of the request, from 1.
         generation: Generation whose logs are wanted.
         logged: Also send the points that hooks logged.
     """

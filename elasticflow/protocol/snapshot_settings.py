@@ -52,7 +52,6 @@ class SnapshotSettings:
         uri: Any fsspec URL or path; None: the run folder. A relative path starts at the project root.
         every: Intervals, any of which makes a snapshot due: "500 steps", "10 min", "1 epoch".
         memory: Interval at which the state is also held in the node's memory, or `AUTO`; None: never.
-        integrity: Digest of every file.
         staging_limit: Most memory that each node takes for snapshots, like "4 GiB"; None: what the machine can give.
         options: Arguments of the file system; secrets stay as `${env:NAME}`.
         ignore: Paths of state that no snapshot holds: the job says that no step depends on it.

@@ -44,12 +44,7 @@ class MadeByCallError(CannotTellError):
 
 
 class MethodError(CannotTellError):
-    """The name is a method, which needs an object of its class.
-
-    Attributes:
-        owner: The class that was named.
-        definition: The method, its `self` bound.
-    """
+    """The name is a method, which needs an object of its class."""
 
     def __init__(self, owner: Definition, definition: Definition, name: str) -> None:
         super().__init__(f"{name} is a method")

@@ -37,7 +37,6 @@ class NoModuleError(UnresolvedError):
 
     Attributes:
         name: Dotted name of the missing module.
-        beside: Modules that the package does have.
         package: The package that was searched.
     """
 

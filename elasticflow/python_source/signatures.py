@@ -22,7 +22,6 @@ class Parameter(NamedTuple):
     """One parameter.
 
     Attributes:
-        is_optional: The parameter has a default.
         module: The module in whose namespace the annotation is read.
     """
 

@@ -48,8 +48,6 @@ class Chart:
     Attributes:
         title: Text for readers who cannot see the plot.
         lines: Lines to draw, those of lost steps first.
-        x_ticks: Ticks of the axis of steps.
-        y_ticks: Ticks of the axis of values.
         is_log: True if the axis of values is logarithmic.
         marks: Steps at which a generation began, with their text.
         odd: Places at which values were not finite numbers.

@@ -52,16 +52,13 @@ class RunFacts:
     """A run, as its report shows it.
 
     Attributes:
-        status: Present state of the run.
         curves: Curves of the metrics, then of the numbers that hooks logged.
         timeline: Times of generations, snapshots and failures.
         incidents: Failures, oldest first.
         generations: Oldest first.
-        snapshots: Committed snapshots.
         ledger: Lines of the restart budget.
         environment: Facts of machine and libraries, by name.
         data: Facts of each data set, by its name.
-        logs: Log files of all ranks.
         logged: Texts and images that hooks logged, by name.
         notes: Warnings for the reader: overlap, slow ranks, a script that began anew, the job's own code, damaged records.
         case: Case of a file with [matrix]; None for other files.
@@ -175,7 +172,6 @@ class JobKey:
     """A key of the resolved job.
 
     Attributes:
-        name: Key with its tables: `optimizer.args.lr`.
         value: Value in JSON.
         origin: The file that sets it, `--set`, or `DEFAULT`.
         overrides: True if a file that this origin extends sets the key, too.

@@ -68,7 +68,6 @@ def join(
     Under plain torchrun and `python train.py`, where no agent gives the group a number, rank 0 claims one.
 
     Args:
-        job_digest: Identifies the resolved job.
         folder: Folder of the entry point; also the run folder, unless the environment names another.
         snapshots: Times and place of snapshots.
         seed: Seed of the data order and of every random stream.
@@ -190,7 +189,6 @@ def leave(
     (torch 2.13, gloo: `~ProcessGroupGloo` joins a thread that waits for the interpreter's lock).
 
     Args:
-        position: Position after the last step.
         schedule: The schedule that gives positions their meaning.
         evaluation: The job's evaluation, if any: training is not finished while one is owed.
 

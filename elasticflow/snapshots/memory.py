@@ -157,7 +157,6 @@ class BufferPool:
         Args:
             most: Number wanted.
             size: Bytes of each, at least.
-            least: Number needed.
             workers: Workers of this node; each may take an equal part of the limit.
             besides: Buffers of this size that the worker has, and keeps.
 

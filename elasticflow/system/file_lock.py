@@ -49,9 +49,6 @@ class FileLock:
     """A lock (flock) that this process holds; the kernel gives it back when this process ends, however it ends.
 
     A child that this process forks has the same lock: it closes `descriptor`, or keeps the lock for as long as it lives.
-
-    Attributes:
-        descriptor: Descriptor of the open file.
     """
 
     def __init__(self, descriptor: int) -> None:

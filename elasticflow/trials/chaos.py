@@ -36,7 +36,6 @@ class FaultCost:
         restarts: Class of each generation that ended.
         seconds: Seconds from the fault, or from the drain it led to, to the first finished step of the next generation;
             None if no generation ended.
-        redone: Steps that were done again.
         snapshots: Snapshots that were set aside, or could not be written.
     """
 
@@ -56,7 +55,6 @@ class ChaosOutcome:
         is_exact: True: every bit was compared; False: the samples of each step and the smoothed loss.
         steps: Steps that the disturbed run finished.
         seconds: Durations of the undisturbed and the disturbed run.
-        costs: Cost of each fault, in order.
         undone: Number of faults that were not done because the run had ended before.
     """
 

@@ -104,8 +104,6 @@ class FaultPlan:
 
     Attributes:
         name: File name, or the seed it was drawn from.
-        faults: Faults in order of their steps.
-        nodes: Simulated nodes at the start.
     """
 
     name: str

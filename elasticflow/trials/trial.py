@@ -71,8 +71,6 @@ class Trial:
 
     Attributes:
         name: Name of its run folder, unique within a verification.
-        launches: Launches, one after the other.
-        steps: Finished steps at the end.
         snapshot_every: Steps between its snapshots; None: a snapshot only when it exits.
         killed_after: Step after which a worker is killed; None: no worker is killed.
         drained_after: Step after which the first launch is drained and a second launch continues; None: there is one
@@ -185,7 +183,6 @@ def check(job: Job, worlds: Sequence[World], steps: int, gpus: int) -> int:
     """Check that the job can be tried, and return the number of steps of each trial.
 
     Args:
-        worlds: World sizes and degrees.
         gpus: Number of GPUs that torch can use here.
 
     Raises:

@@ -40,8 +40,6 @@ class TrialOutcome:
 
     Attributes:
         run: Run folder of the trial, which no longer exists if the scratch folder was not kept.
-        steps: Finished steps.
-        seconds: Duration of the trial.
         comparison: Comparison with the reference; None for the reference itself.
         compared: Object of the comparison: the bits after every step, or the loss.
     """

@@ -28,7 +28,6 @@ class NewJob:
 
     Attributes:
         code: Text of the Python files to write with it, by path from the root.
-        notes: Lines to print for the user.
     """
 
     root: Path

@@ -144,7 +144,6 @@ def show(
         against: The run that the job is compared with, if any.
         form: `text` or `json`.
         report: Report of `--deep`.
-        asides: Further facts to show, by name.
     """
     from elasticflow.cli.output import print_json, terminal_width
     from elasticflow.cli.write.plan_view import PlanView, lines_of

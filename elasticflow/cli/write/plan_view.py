@@ -38,11 +38,8 @@ class PlanView(NamedTuple):
     """The content of a plan for the terminal.
 
     Attributes:
-        known: Facts of data, model and machine, with their sources.
-        ahead: The forecast from these facts.
         run_facts: Facts of the run that the job is compared with; None: there is no such run.
         answer: The answer to whether that run could continue as this job.
-        asides: Further facts to show, by name.
         sets: The sets of a mixture, if known.
     """
 

@@ -27,7 +27,6 @@ class PodSpec:
     """Facts from which the pods of a run are made.
 
     Attributes:
-        table: The job's [kubernetes].
         endpoint: host:port at which the pods meet.
         job_file: Path of the job file, relative to the project's folder.
         files: Keys in the ConfigMap of the job file and the files that it extends, by path relative to the project's

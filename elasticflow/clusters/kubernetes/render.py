@@ -38,7 +38,6 @@ def render_kubernetes(
 
     Args:
         loaded: The job, without errors.
-        overrides: `--set` values it was loaded with.
         form: Kind of object to render; None: the job's own choice.
         run_id: The run's id; None: the job's name.
 

@@ -23,7 +23,6 @@ class Cause(NamedTuple):
     Attributes:
         path: The key, or its table if no key is the cause.
         part: The option in slurm.extra that is the cause, if any.
-        remedy: Advice to the user.
     """
 
     path: KeyPath

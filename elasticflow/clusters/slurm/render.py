@@ -30,7 +30,6 @@ class BatchScript:
     """Facts from which the script of one job is made.
 
     Attributes:
-        table: The job's [slurm].
         root: The project's folder, which has the same path on every node.
         words: The words after `elasticflow run`: the job file, relative to the root, its case and `--set` values.
         again: The words after `elasticflow submit slurm`: `words`, and the `--set` values that affect only the script.
@@ -256,7 +255,6 @@ def render_slurm(
 
     Args:
         loaded: The job, without errors.
-        overrides: `--set` values it was loaded with.
         run_id: The run's whole id; None: the run is named after Slurm's job.
         program: The `elasticflow` command that nodes call; None: the running command, or, with `slurm.setup`, the
             command on the PATH.

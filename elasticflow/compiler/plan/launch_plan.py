@@ -72,7 +72,6 @@ class LaunchPlan(Fact):
         rdzv_options: Options of the connection to the store.
         torchrun_args: torchrun's argv after its own name; the program, `train.py` or the script with its arguments, is last.
         environment: Variables of the launch, each with its value.
-        reasons: Reason for each variable, by name.
         env: Variables that the job sets for its workers; absent from plan.json if there are none.
         env_secrets: Variables of `env` whose values no record holds.
         token_file: Path of the token that the machines of the run share; absent from plan.json without a token.

@@ -134,8 +134,6 @@ def script(
     Args:
         job_name: Name of the job, for the comment at the top.
         args: torchrun's arguments: options, then the program.
-        reasons: Reason for each variable, by name.
-        env: Variables of the job's [env].
         secrets: Names of variables whose values must not be written to a file.
         program: The job's own script as at the end of *args*; None: the launch's train.py.
         root: The project root, relative to the launch folder; a script is started there.

@@ -90,7 +90,6 @@ def origins_now(
     Args:
         project_root: Folder that the job's paths are relative to.
         job_files: The job file and the files it extends, from the root.
-        launch_id: Unique id of the launch.
         before: Origins of the launch before, whose reported files and packages are examined again.
     """
     sources = own_sources(job, project_root, job_files)

@@ -35,7 +35,6 @@ class SourceFile(NamedTuple):
     """A file that takes part in a job.
 
     Attributes:
-        sha256: SHA-256 of the file's bytes.
         roles: Parts of the job that import the file: `model`, `loss`, `dataset` ...; `job file`; or `imported`, by the
             workers only.
     """

@@ -40,7 +40,6 @@ class Data:
     """The data of a table of the job file.
 
     Args:
-        report: Receives the problems.
         most: Number of samples in the batch, at least 2. Data in shards gives its first samples.
 
     Attributes:

@@ -38,7 +38,6 @@ def measure(report: Report, code: EntryPoint, model: nn.Module, table: DataTable
     """Measure each metric of a set on one batch and return their names; exceptions are reported.
 
     Args:
-        report: Receives the problems.
         model: The model to measure; it is in training mode afterwards.
 
     Raises:

@@ -34,7 +34,6 @@ def try_out(
     """Call each of the job's hooks once, and report the exceptions they raise and the state they change.
 
     Args:
-        report: Receives problems and notes.
         trained: The trained state after a step.
         run: The run that made the step.
         measured: Names of the metrics that the evaluations measure.

@@ -53,7 +53,6 @@ class Probe:
     """One look at a job.
 
     Args:
-        report: Receives problems, notes and facts.
         request: The job's train.py and what to try of it.
     """
 

@@ -30,11 +30,7 @@ AFTER_ONE_STEP = Position(step=1, offset=0, epoch=1, samples=0, is_epoch_end=Tru
 
 
 class Alone:
-    """The only worker of a run of `--deep`, as train.py's functions use a worker.
-
-    Args:
-        report: Gets the loop's activities.
-    """
+    """The only worker of a run of `--deep`, as train.py's functions use a worker."""
 
     rank = 0
 

@@ -72,7 +72,6 @@ def build(report: Report, code: EntryPoint, shard: Callable[[nn.Module], None] |
     """Return model, optimizer and schedule as train.py makes them, on torch's default device.
 
     Args:
-        report: Receives the problems.
         shard: Shards the model and its average before the optimizer is made.
 
     Raises:

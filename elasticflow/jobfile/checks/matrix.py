@@ -159,7 +159,6 @@ class Case:
 
     Attributes:
         name: Unique within the matrix.
-        raw: The keys that the case changes.
         moves: The places of these keys in [matrix], by the beginnings of their paths.
         path: The key to point at when the case as a whole is meant.
     """

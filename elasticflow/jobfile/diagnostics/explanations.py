@@ -17,9 +17,7 @@ class Explanation(NamedTuple):
     """A section of the page: the meaning of a code, and lines of a job file with and without the mistake.
 
     Attributes:
-        title: The mistake in a few words.
         reason: The reason and the remedy: one paragraph, as one line.
-        bad: An example that gives the code.
         markdown: Reason and examples as they stand on the page.
     """
 

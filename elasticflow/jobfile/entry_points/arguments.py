@@ -35,10 +35,6 @@ _MOST_SHOWN = 600  # characters of the list of arguments that a function takes
 class ArgumentCheck:
     """The check of an entry point's arguments.
 
-    Args:
-        definition: The function or class that it names.
-        signature: Signature of the definition.
-
     Attributes:
         depends_on_others: The problems also follow from keys other than the entry and its arguments.
     """

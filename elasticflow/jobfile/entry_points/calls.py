@@ -242,8 +242,6 @@ class EntryPoint:
 
     Attributes:
         source: The job's keys, each with its place.
-        resolver: Finds the definition of the entry.
-        call: Key and arguments of the entry.
         module: Text before the colon.
         attribute: Text after the colon.
     """

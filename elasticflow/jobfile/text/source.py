@@ -85,7 +85,6 @@ def load_source(
     """Return the merged source of a job file; never raises for the content of a file or a flag.
 
     Args:
-        overrides: `--set` values.
         texts: Contents by real path, read in place of the files.
     """
     reader = _Reader(texts or {})

@@ -63,8 +63,6 @@ def explain_syntax_error(reason: str, text: str, start: int) -> tuple[str, Span,
     """Return the message for a text that is not TOML, its place, and the help.
 
     Args:
-        reason: tomli's message.
-        text: The whole text.
         start: Offset that tomli reports.
     """
     begin = text.rfind("\n", 0, start) + 1

@@ -80,7 +80,6 @@ class TableProblem(NamedTuple):
     """A problem of one table, before its place is looked up.
 
     Attributes:
-        path: The key that the problem is about.
         at_key: The diagnostic points at the key, not at its value.
         remedy: The remedy; None: the remedy follows from `suggestion`.
         suggestion: The key that was meant, if known.

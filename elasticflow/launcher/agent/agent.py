@@ -74,11 +74,8 @@ class Agent:
     """The agent of one node.
 
     Args:
-        config: Configuration from the supervisor.
         options: The launch's arguments as torchrun parses them.
         server: Forks the workers; it is ready.
-        writer: Writes the snapshots of the node.
-        heartbeats: The heartbeats of the node's workers.
         compiler_cache: Keeps the compiler's cache; None: the job compiles nothing.
         outbox: Number of the node's outbox in the store; None: a new one.
     """

@@ -39,8 +39,6 @@ class AgentConfig:
 
     Attributes:
         setup: Setup of the node's fork server: the job's code, the workers' program, the launch's variables and log.
-        writer: Configuration of the node's snapshot writer.
-        run_folder: Absolute path of the run folder.
         node: Id of this node inside the launch.
         rendezvous: Where the launch's keys are (`StoreAddress.url`).
         hang_timeout_s: Longest time without progress; `HangTimeouts` learns shorter limits.
@@ -180,7 +178,6 @@ def build_agent_process(
         node: Id of the node inside the launch.
         address: Where the launch's keys are.
         project_root: Folder that the plan's paths are relative to.
-        writer: Configuration of the node's snapshot writer.
         launch_id: Id of the launch on this machine.
         node_rank: The node's place among all, where the rendezvous is static.
         has_own_folder: The machine that leads does not see the run folder.

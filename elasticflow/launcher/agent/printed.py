@@ -70,7 +70,6 @@ class RankPrints:
     """The standard streams of rank 0 in one generation, as they grow, without the warnings, which are events.
 
     Args:
-        clock: Seconds.
         begins_at_end: Leave out the lines that the files hold already.
     """
 

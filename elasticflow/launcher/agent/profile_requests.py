@@ -37,8 +37,6 @@ class ProfileRequests:
 
         Args:
             now: On the monotonic clock.
-            generation: The one whose workers run.
-            ranks: The generation's ranks on this node.
         """
         if now < self._looked + _LOOK_S:
             return

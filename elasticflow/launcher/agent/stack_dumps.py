@@ -51,9 +51,6 @@ def collect(pids: Mapping[int, int], logs: Mapping[int, Path]) -> dict[int, Work
     """Have each worker write its stacks; return them by local rank.
 
     They are written to its standard error by faulthandler, which `runtime/worker.py` and the fork server register.
-
-    Args:
-        pids: Process ids by local rank.
     """
     # Before a stopped process is woken up.
     states = {rank: state_of(pid) for rank, pid in pids.items()}

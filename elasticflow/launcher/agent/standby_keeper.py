@@ -32,11 +32,8 @@ class StandbyKeeper:
     Args:
         warm: `restarts.warm` of the job.
         server: Starts them; it is ready.
-        heartbeats: Heartbeats of the node's workers.
-        workers: How many workers the node has.
         imports: File of the `Preparation`, from the last workers.
         node: Id of the node inside the launch.
-        post: Sends a message to the supervisor.
     """
 
     def __init__(

@@ -41,11 +41,7 @@ class GroupState(enum.Enum):
 
 
 class ForkedWorkers:
-    """The local worker group of one generation.
-
-    Args:
-        server: Fork server that starts the workers.
-    """
+    """The local worker group of one generation."""
 
     def __init__(
         self, server: ForkServer, environments: Mapping[int, Mapping[str, str]], streams: WorkerStreams

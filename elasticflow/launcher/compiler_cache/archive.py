@@ -72,11 +72,7 @@ def unpack(data: bytes, folder: Path) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Stored:
-    """A cache that lies beside the snapshots.
-
-    Attributes:
-        data: The archive.
-    """
+    """A cache that lies beside the snapshots."""
 
     data: bytes
     files: int

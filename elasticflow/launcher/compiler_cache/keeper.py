@@ -54,7 +54,6 @@ class Place:
     Attributes:
         node: Id of the node inside the launch.
         folder: The node's folder; None: torch keeps its cache where it does by itself.
-        writer: Says where the snapshots are.
         reason: Why the cache is off, if the user should know.
     """
 
@@ -79,7 +78,6 @@ def place_of(run: RunFolder, node: str, writer: WriterStart, environment: Mappin
 
     Args:
         node: Id of the node inside the launch; none of its workers runs.
-        writer: Says where the snapshots are.
     """
     kind = this_machine()
     if _is_chosen(environment):
@@ -110,11 +108,7 @@ def _is_chosen(environment: Mapping[str, str]) -> bool:
 
 
 class CompilerCacheKeeper:
-    """Fills and saves the cache of a node, in processes of their own; no failure of it ends a run.
-
-    Args:
-        place: Where the cache is.
-    """
+    """Fills and saves the cache of a node, in processes of their own; no failure of it ends a run."""
 
     def __init__(self, place: Place) -> None:
         self._place, self._folder = place, place.folder
@@ -163,7 +157,6 @@ class CompilerCacheKeeper:
 
         Args:
             now: Seconds of a steady clock.
-            phases: Phases of the node's workers.
         """
         if self._folder is not None:
             phases = set(phases)

@@ -98,7 +98,6 @@ class NodeFolder:
         """Write down that *files*, sizes by path, are whole.
 
         Args:
-            files: Sizes by path from the folder.
             is_stored: The files are beside the snapshots, too.
         """
         content = {"files": files, "stored": is_stored}

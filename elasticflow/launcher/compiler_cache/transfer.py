@@ -39,8 +39,6 @@ class Transfer:
     Attributes:
         action: Load, or save.
         parent: Process whose end also ends this one.
-        facts: Facts about this kind of machine.
-        options: For the file system.
         is_first: The node has rank 0; others save only where there is no cache of their kind.
     """
 
@@ -61,8 +59,6 @@ class Transferred:
 
     Attributes:
         outcome: `none`: there was nothing to do; `busy`: a compiler is writing, so try again.
-        seconds: How long it took.
-        reason: Why it failed.
     """
 
     outcome: Outcome

@@ -159,7 +159,6 @@ class ForkServer:
         """Have the server start a standby, which the next `spawn` of *local_rank* takes; it has at most one.
 
         Args:
-            local_rank: Local rank of the worker.
             preparation: The last workers' modules, variables and type of device.
             heartbeats: Descriptor of their heartbeats; None: no one trains.
 

@@ -77,10 +77,7 @@ def preload(
     this process unsafe to fork nothing more is imported: every worker is started anew then.
 
     Args:
-        modules: Modules that the job names.
-        path: Folders of the job's own code.
         tell: Called with each name before it is imported.
-        has_gpu: As in `unsafe_to_fork`.
     """
     refused = []
     for name in modules:
@@ -102,7 +99,6 @@ def import_all(modules: Sequence[str], path: Sequence[str]) -> None:
 
     Args:
         modules: Names, in the order in which workers have imported them.
-        path: Folders of the job's own code.
 
     Raises:
         SystemExit: a library has read the rank, and keeps it: this process must not become a worker.

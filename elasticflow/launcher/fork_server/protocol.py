@@ -21,9 +21,6 @@ class Setup:
     """To the server, once and first.
 
     Attributes:
-        entry_point: The file that workers run.
-        path: Folders of the job's own code.
-        modules: Modules that the job names.
         start_method: `fork` or `spawn`.
         seed: The job's seed, from which random numbers follow that its modules draw at import.
         arguments: torchrun's, for its own parser to read; none if the options are not wanted.
@@ -57,11 +54,7 @@ class Prepare:
     """To the server, and on to a standby: get ready to become the worker of *local_rank*.
 
     Attributes:
-        local_rank: Local rank of the worker.
         modules: Modules that the last workers had imported, in this order.
-        path: Folders of the job's own code.
-        seed: As in `Setup`.
-        entry_point: As in `Setup`.
         heartbeats: Descriptor of the heartbeats of the node's workers; None: no one trains.
         has_gpu: Torch can use an accelerator on this machine.
         variables: Variables of the last workers that libraries of a GPU read; None if they are not known.

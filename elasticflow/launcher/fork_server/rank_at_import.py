@@ -36,11 +36,7 @@ _kept: dict[str, set[str]] = {}
 
 @contextlib.contextmanager
 def watched(path: Sequence[str]) -> Iterator[set[str]]:
-    """Yield the set of the rank variables that the job's own modules read in the block; reads by libraries are noted.
-
-    Args:
-        path: Folders of the job's own code.
-    """
+    """Yield the set of the rank variables that the job's own modules read in the block; reads by libraries are noted."""
     by_job: set[str] = set()
     get = type(os.environ).__getitem__
 

@@ -207,7 +207,6 @@ class Server:
 
     Args:
         channel: To the agent.
-        entry_point: The file that workers run.
         start_method: `fork` or `spawn`.
         script: Script that workers run instead of the entry point; None: the entry point.
     """

@@ -93,7 +93,6 @@ class Ending:
 
     Attributes:
         kind: The most likely cause.
-        known: The certain facts, in words.
         likely: The probable cause, in words; None if *known* says it.
         last_seen: Unix time of its last sign of life; None: unknown.
         in_generation: The newest generation that it led; 0: none, or unknown.

@@ -15,7 +15,6 @@ class Order:
 
     Attributes:
         folder: The project's folder on the host.
-        words: elasticflow's command line.
         environment: Variables that the command has besides those of the host.
         run: The run: one node of it lives on a host at a time.
         grace_s: Seconds that a node has to exit.

@@ -33,10 +33,7 @@ class _Node:
         number: Number from 0; a node that replaces another has the same number.
         begun: Ray's promise that the actor has begun.
         host: Where it runs; empty while Ray has no room for it.
-        ray_node: Ray's id of that node.
         exit_code: How it ended; None while it runs.
-        is_leaving: The node was asked to exit.
-        refusal: Why it could not be begun.
     """
 
     number: int
@@ -59,7 +56,6 @@ class RayNodes(threading.Thread):
 
     Args:
         ray: The module, connected.
-        demand: Resources of each node.
         order: The order to each node; the same for all.
         show: Called with the name of a node and each line that it prints.
         say: Called with what a person should know.

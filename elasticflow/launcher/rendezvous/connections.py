@@ -63,7 +63,6 @@ class Refused:
 
     Attributes:
         address: Source of the last refused connection.
-        reason: Why it was refused.
     """
 
     connections: int

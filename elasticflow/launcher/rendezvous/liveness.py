@@ -24,7 +24,6 @@ class Silence:
     A pause of the observer, on a laptop that slept for instance, is no silence: counting begins anew after it.
 
     Args:
-        limit_s: Seconds that a silence may last.
         now: On the monotonic clock, as in all methods.
 
     Attributes:
@@ -60,8 +59,6 @@ class Beat:
         join: Returns a client of the store.
         key: Key of the number.
         limit_s: Seconds without an answer after which the store counts as lost; a server that may be away has more.
-        when_silent: Called when it does.
-        when_failed: Called when a request has failed.
         after_each: Called with the store after each change.
     """
 

@@ -52,7 +52,6 @@ class Request:
     """A request of a command.
 
     Attributes:
-        generation: Logs of this one.
         logged: Include the points that hooks logged, of all generations.
     """
 

@@ -29,7 +29,6 @@ class FileSender:
 
     Args:
         store: The launch's control store, in which the supervisor asks.
-        post: Sends a message to the supervisor.
     """
 
     def __init__(

@@ -39,7 +39,6 @@ class Assignment:
     Attributes:
         failed_at: Unix time of the failure that it answers, if any, on this machine's clock.
         group_rank: Number of the node among those of the generation, from 0.
-        first_rank: Rank of the node's first worker.
         world_size: Workers of all nodes.
     """
 

@@ -70,7 +70,6 @@ class Report:
     """Report on one worker that ended.
 
     Attributes:
-        rank: The worker's rank in the generation.
         exit_code: As `Popen.returncode` gives it: negative is a signal; None when the process was lost sight of.
         raised: The worker's `worker.raised` line, if it wrote one.
         time: Unix time at which its end was noticed; the `worker.raised` line's own time goes before it.

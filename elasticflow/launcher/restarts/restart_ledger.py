@@ -30,12 +30,9 @@ class LedgerEntry:
         time: Unix time.
         failure_class: Class of the failure; `class` in the file.
         step: Last step finished in that generation; None when none was, so it failed while building.
-        epoch: Epoch of that step.
         high: Highest step the run had ever finished by then.
         high_epoch: Epoch of *high_step*.
-        generation: The generation that failed.
         fingerprint: Equal for the same error.
-        charged: It counts against the budget.
     """
 
     time: float

@@ -38,7 +38,6 @@ class FailedAttempt:
         failure_class: A class of `failure_classes.CLASSES`.
         fingerprint: Equal for the same error (`Failure.fingerprint`).
         step: Last step that the generation finished; None when it failed before its first one.
-        epoch: Epoch of *step*.
         generation: Number of the generation; 0 if none could be formed.
         restored_from: The snapshot that it resumed from, once that was chosen.
         can_come_from_snapshot: The restored snapshot can be the cause.
@@ -68,12 +67,9 @@ class Decision:
     """Consequences of one failure.
 
     Attributes:
-        restart: The job continues with another generation.
-        delay_s: Seconds to wait before it; 0 unless failures repeat without progress.
-        left: Restarts left in the budget.
+        delay_s: Seconds to wait before the restart; 0 unless failures repeat without progress.
         reason: Words for the verdict: why the job stops, or the failure's cost.
-        charged: The failure counts against the budget.
-        spent: It stops because the budget is spent (exit code 3), not because it cannot succeed (exit code 1).
+        spent: The job stops because the budget is spent (exit code 3), not because it cannot succeed (exit code 1).
         refilled: Earlier failures have left the window since the last one, and the budget was full again.
         entry: Line for the ledger; None if no generation ended.
     """

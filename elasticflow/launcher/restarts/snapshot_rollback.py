@@ -21,7 +21,6 @@ class Suspect:
 
     Attributes:
         fingerprint: Equal for the same failure.
-        reason: Why it is suspected, in words.
     """
 
     name: str
@@ -42,7 +41,6 @@ class Judgement:
     """Conclusions from a failure about the run's snapshots.
 
     Attributes:
-        rollback: The state from now on.
         advice: `retry`: the snapshot may be what is wrong. `hopeless`: the same exception came from an older one as
             well. `unknown`: snapshots say nothing about another try.
         cleared: Snapshots that were set aside and are not to blame.

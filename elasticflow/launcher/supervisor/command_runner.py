@@ -47,8 +47,6 @@ class CommandRunner:
     """Carries out commands, one by one.
 
     Args:
-        journal: Events and state of the run.
-        channel: To the agents of all machines.
         agents: Agents of this machine.
         claim: `claim_generation` of the launch.
     """

@@ -68,7 +68,6 @@ class NodeLost:
 
     Attributes:
         failure_class: A class of `failure_classes.CLASSES`.
-        reason: In one line.
     """
 
     node: str
@@ -148,9 +147,7 @@ class ClaimGeneration:
     """Claim the number of the next generation; answered with `GenerationClaimed`, `RunTakenOver` or `ClaimFailed`.
 
     Attributes:
-        reason: Why it is formed.
-        last: Number of this launch's last one; 0: none yet.
-        nodes: Ids of its nodes.
+        last: Number of this launch's last generation; 0: none yet.
     """
 
     reason: str

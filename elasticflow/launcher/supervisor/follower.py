@@ -37,7 +37,6 @@ class Follower:
 
     Args:
         command: Command line, to which this process' id and the run folder are added; may be empty.
-        journal: Receives its events.
     """
 
     def __init__(self, command: tuple[str, ...], folder: RunFolder, journal: Journal) -> None:

@@ -33,7 +33,6 @@ class Cause:
 
     Attributes:
         failure_class: A class of `failure_classes.CLASSES`.
-        error: In one line.
         node: Id of the node; empty if no node is to blame.
         failure: The worker that failed first; None if no worker did.
         at: Unix time of the first end of a worker; None if none is known.
@@ -64,7 +63,6 @@ class Drain:
     Attributes:
         ends: The launch ends then; else the next generation follows.
         outcome: `failure_classes.Outcome` of the generation.
-        reason: In words.
         asked: When, on the monotonic clock.
     """
 

@@ -33,10 +33,6 @@ class Launch:
         number: Number of the launch, from 1.
         launch_id: Tells it from every other launch, on any machine.
         project_root: Where the job's own code is found.
-        writer: Configuration of each node's snapshot writer.
-        store: The control store of its processes.
-        is_resumed: The run existed before this launch.
-        is_edited: train.py was edited by hand.
         scale: Number of simulated nodes over time.
         node_rank: Rank of this machine's first node, where the rendezvous is static.
         drift: Differences from the run's previous launch.

@@ -73,10 +73,7 @@ class RunSoFar:
     """State of the run when the launch begins.
 
     Attributes:
-        step: Step that it has reached.
-        restarts: How often it was restarted.
         ledger: The run's failures, oldest first.
-        is_resumed: It existed before this launch.
     """
 
     step: int = 0

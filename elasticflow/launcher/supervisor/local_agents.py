@@ -52,7 +52,6 @@ class LocalAgents:
         """Handle agents that have ended, and nodes that are due to come or go.
 
         Args:
-            lifecycle: Provides verdict and nodes.
             tell: Called with each event that *lifecycle* is to know, before anything else is done.
         """
         for node in [node for node, agent in self._agents.items() if agent.exit_code() is not None]:

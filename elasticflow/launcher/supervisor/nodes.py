@@ -29,7 +29,6 @@ class Node:
 
     Attributes:
         name: The node's id inside the launch.
-        nproc: Workers that it starts.
         rank: The node's place among all nodes, where the rendezvous is static; else its arrival decides.
         is_leaving: It asked to leave and takes part in nothing new.
         is_excluded: It failed too often, or its devices are faulty; it takes part in nothing new.
@@ -49,7 +48,6 @@ class Nodes:
     """The nodes of a launch, in the order of their arrival, which is the order of their ranks.
 
     Args:
-        least: Fewest nodes that train.
         most: Most nodes that train; further ones are spares and step in.
         shard: Workers that hold one copy of the model; nodes that would leave a part of a copy over are spares, too.
         settle_s: Seconds without an arrival after which no one is waited for any more.

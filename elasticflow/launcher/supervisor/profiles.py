@@ -44,7 +44,6 @@ class Profiles:
 
         Args:
             now: On the monotonic clock.
-            publish: Tells the agents.
         """
         if now < self._looked + _LOOK_S:
             return

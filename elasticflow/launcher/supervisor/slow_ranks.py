@@ -28,7 +28,6 @@ class SlowRank(NamedTuple):
         factor: The rank's own time of a step divided by the median of the others'.
         own_s: Seconds of a step that are the rank's own.
         others_s: The median of the same of the other ranks.
-        step_s: Seconds of a whole step.
     """
 
     rank: int

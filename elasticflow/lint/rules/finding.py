@@ -17,7 +17,6 @@ class Finding(NamedTuple):
     """One problem.
 
     Attributes:
-        code: Code for `elasticflow guide`.
         node: The expression or statement that the carets mark.
         severity: An error loses work or hangs by itself; a warning may do so; a note is shown on request.
     """

@@ -34,9 +34,7 @@ class Reached(NamedTuple):
     """A call by which a rank enters a collective.
 
     Attributes:
-        call: The call in the examined function.
         collective: Name of the collective as written where it is called.
-        is_direct: The call itself is the collective.
     """
 
     call: ast.Call
@@ -49,7 +47,6 @@ class Split(NamedTuple):
     """A collective that only some ranks reach.
 
     Attributes:
-        reached: The call that reaches it.
         side: The ranks that reach it.
         cause: The condition that separates the ranks, or the statement by which the others leave before.
     """

@@ -125,7 +125,6 @@ def draw(
 
     Args:
         lineage: Generations of the run, the oldest first.
-        rows: All existing snapshots.
         shown: Name of the snapshot that gets an arrow.
         plain: Draw with ASCII.
     """

@@ -153,7 +153,6 @@ class BetterStep(NamedTuple):
     """A step whose evaluation gave a better value than a snapshot has.
 
     Attributes:
-        step: Finished steps.
         value: Value of the metric that ranks snapshots.
     """
 

@@ -37,7 +37,6 @@ class Screen:
 
     Args:
         tty: True if the stream is a terminal, whose last rows can be redrawn.
-        colour: Use colours.
 
     Attributes:
         tty: As in the arguments.
@@ -175,7 +174,6 @@ class WaitingLine:
         """Show the present wait, if it lasts; to be called several times a second, with equal words for the same wait.
 
         Args:
-            label: Purpose of the wait.
             what: The wait in words that a number of seconds can follow.
         """
         now = self._clock()

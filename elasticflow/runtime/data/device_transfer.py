@@ -155,11 +155,7 @@ class _MovedAhead:
 
 
 class _Started:
-    """Moves the parts of one batch.
-
-    Attributes:
-        recorded: As in `PendingBatch`.
-    """
+    """Moves the parts of one batch."""
 
     def __init__(
         self, device: torch.device, stream: torch.Stream, pins_memory: bool, may_be_overwritten: bool

@@ -95,7 +95,6 @@ class Batch(NamedTuple):
     """One step's samples, as far as this rank reads them.
 
     Attributes:
-        samples: Samples of all ranks.
         model_keys: For each micro-batch, the seed under which the model runs; none for a rank without samples.
         micro_batches: Yields (batch on the device, number of its samples); can be read once.
     """

@@ -33,11 +33,7 @@ class Supply(Protocol):
 
 
 class ShardStep(NamedTuple):
-    """Samples of a step.
-
-    Attributes:
-        samples: Samples of all shards together.
-    """
+    """Samples of a step."""
 
     samples: int
     end: Position

@@ -35,7 +35,6 @@ class PlannedStep(NamedTuple):
     """One step, as far as one rank takes part.
 
     Attributes:
-        samples: Samples of all ranks.
         reads: For each micro-batch, what is read.
         model_keys: For each micro-batch, the seed under which the model runs.
     """

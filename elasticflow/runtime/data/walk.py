@@ -35,9 +35,6 @@ class Content:
     An object counts by its class and by what pickling it would keep: the fields of a dataclass, an attrs or a pydantic
     class, `__dict__` and `__slots__`, the items of a set.
 
-    Args:
-        new_hash: Makes a hash of hashlib.
-
     Attributes:
         unseen: Classes of the objects that cannot be looked into, each once.
     """

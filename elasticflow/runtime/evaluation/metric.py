@@ -143,7 +143,6 @@ class OverSet:
     """One metric over the whole set, on rank 0: takes in every batch in the order of the samples.
 
     Args:
-        name: In the job file.
         metric: Entry of `evaluation.metrics`.
         samples: That will come.
         is_first: This is rank 0; on others no object is made.

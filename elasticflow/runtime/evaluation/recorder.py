@@ -13,11 +13,7 @@ if TYPE_CHECKING:
 
 
 class Recorder:
-    """Called like the model; remembers the last outputs.
-
-    Attributes:
-        outputs: Result of the last call.
-    """
+    """Called like the model; remembers the last outputs."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model

@@ -91,7 +91,6 @@ def run_sets(
 
     Args:
         sets: Evaluation sets by name; metrics of a set with an empty name have no prefix.
-        position: Position after the last step.
         ranked: The set whose best value the log line shows, with its name.
         stop_when: Receives the metrics.
     """

@@ -111,11 +111,7 @@ class Generator:
 
 
 class KeptValues(MutableMapping[str, Any]):
-    """Plain values given to `run.keep`, by their argument names. Snapshots hold the current values.
-
-    Args:
-        values: By name.
-    """
+    """Plain values given to `run.keep`, by their argument names. Snapshots hold the current values."""
 
     def __init__(self, values: Mapping[str, Value]) -> None:
         self._values = dict(values)

@@ -41,7 +41,6 @@ class StepProfiler:
 
     Args:
         device_type: Type of the device of the model, whose kernels are traced, too.
-        event: Logs an event of this rank.
         go_on: Called after time was spent that belongs to no step.
     """
 

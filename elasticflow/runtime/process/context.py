@@ -81,7 +81,6 @@ class Worker:
         sharding: How workers share the model, if `join` was told so.
         is_exact: The job promises the same bits at every number of workers, so a sample must be the same whenever it is read.
         vote: Requests that all ranks exchange at each step.
-        progress: Reports finished steps.
         compilation: Time that torch.compile has taken.
         listen: Installs the signal handlers that ask this process to exit; may be called again.
         moments: Callbacks by the moment at which they are called.

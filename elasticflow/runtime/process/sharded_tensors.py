@@ -47,11 +47,7 @@ NOT_SHARDED = Shards(0, 1, ())
 
 
 class Box(NamedTuple):
-    """Rows `[begin, end)` of a tensor: the part that this rank holds, which may be empty.
-
-    Attributes:
-        shape: Shape of the whole tensor.
-    """
+    """Rows `[begin, end)` of a tensor: the part that this rank holds, which may be empty."""
 
     shape: tuple[int, ...]
     begin: int

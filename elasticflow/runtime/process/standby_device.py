@@ -44,7 +44,6 @@ def open_device(kind: str, local_rank: int, workers: int, variables: Mapping[str
 
     Args:
         kind: Type of the device that the last workers trained on, which is not the CPU.
-        local_rank: Local rank of the worker.
         workers: Workers of the node: they have GPUs if there is one for each.
         variables: The worker's, as `library_variables` gave them after its first step; None: not known, and libraries
             are left to the worker.

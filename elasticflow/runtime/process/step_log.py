@@ -183,7 +183,6 @@ class Progress:
         """Begin counting at *step* finished steps.
 
         Args:
-            log_every: Number of steps between two lines.
             count_name: Name of the items that a step counts.
             of_peak: Share of the devices' peak that one sample per second needs; None: unknown.
         """

@@ -173,8 +173,6 @@ class MemoryTier:
     """Holds this rank's shard in the writer's memory. Every rank has a tier.
 
     Args:
-        metadata: Makes names and records.
-        copier: Copies from the device.
         every: Interval at which the state is held, such as "1 step", or `AUTO`.
 
     Attributes:

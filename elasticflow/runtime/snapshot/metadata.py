@@ -45,7 +45,6 @@ class StateRecord:
         samples: Samples of an epoch; None if unknown.
         seed: Seed of the data order and of every random stream.
         draws_random: The model or the optimizer draws from python's or numpy's generator.
-        job_digest: Identifies the resolved job.
         tree: State as JSON with references to tensors; see `Captured.tree`.
         options: Options of the optimizers and schedules as the job made them; None: unknown.
         loop: Arguments of a script's loop (`loop/drift.py`); None for job files.

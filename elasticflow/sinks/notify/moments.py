@@ -42,7 +42,6 @@ class Moment:
         at: Time of the moment, RFC 3339.
         sentence: Words that follow the run's name: `failed after step 7: ...`.
         next: The command to type next; None if there is nothing to do.
-        step: Finished steps.
         steps: Steps of the whole training, where they are known.
         measured: The newest values by then: `loss`, and the metrics of the evaluation.
         restarts_left: None where no failure was counted yet.

@@ -209,7 +209,6 @@ class MemoryTierClient:
         Args:
             slot: From `next_slot`; unlocked if it was labelled.
             name: Name that a snapshot of the shard's state would have; used on the first rank of a node.
-            step: Finished steps.
             record: The record, on the first rank of a node; None on other ranks.
         """
         metadata = b""

@@ -78,7 +78,6 @@ class Stage:
     """Write the content of a staging buffer as this rank's shard of a snapshot.
 
     Attributes:
-        step: Finished steps.
         slot: Number of the buffer; None: the shard has no bytes.
         shard: Description of the shard in the buffer.
         refusal: Why the buffer does not hold the shard, if so: the snapshot fails.
@@ -242,7 +241,6 @@ class HeldSet:
 
     Attributes:
         name: Name that a snapshot of the state would have.
-        step: Finished steps.
         world_size: Ranks of that generation, on all nodes.
         record: The same on every node.
         committed: Newest snapshot that was committed out of the memory tier; None: none.
@@ -291,7 +289,6 @@ class LoadReady:
     """The snapshot is verified; the descriptors of its files come with the message.
 
     Attributes:
-        descriptors: How many there are.
         snapshot: From `LoadedSnapshot.to_json`.
     """
 

@@ -321,7 +321,6 @@ class StagingClient:
 
         Args:
             name: The snapshot's folder name, the same on every rank, never used before.
-            step: Finished steps.
             tensors: Place of each tensor of this rank's shard; may be empty.
             nbytes: Bytes of the buffer in use.
             record: Rank 0's; None on other ranks.

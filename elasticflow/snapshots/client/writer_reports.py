@@ -28,12 +28,8 @@ class SnapshotReport:
 
     Attributes:
         event: `snapshot.committed`, `snapshot.failed` or `snapshot.removed`.
-        step: Finished steps.
-        generation: Generation that took the snapshot.
         bytes: Size of the snapshot's files, if this node committed it; the next two are given then, too.
         seconds: From the first staged shard to the commit.
-        trigger: Why it was taken.
-        reason: Why it failed.
     """
 
     event: str

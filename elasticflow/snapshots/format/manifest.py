@@ -87,9 +87,7 @@ class Manifest(ManifestFacts):
     """Content and origin of a snapshot.
 
     Attributes:
-        name: Folder name: step, generation and id.
         created: Unix time of the commit.
-        files: The snapshot's own files, by name.
         tensors: Place of each tensor, by key, or of each piece of a tensor, by the piece's key; see `whole`.
         seconds: From the first staged shard to the commit.
         borrowed: Files of earlier snapshots that hold tensors unchanged since: "<snapshot>/<file>". Never a file that

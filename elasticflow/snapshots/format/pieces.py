@@ -37,8 +37,6 @@ class Piece:
     """A stored tensor is some rows of a larger one. The fields are named as in torch's `CheckpointableTensor`.
 
     Attributes:
-        of: Key of the whole tensor.
-        global_shape: Shape of the whole tensor.
         global_offsets: Place of the first element in the whole tensor: zeros but for the first dimension.
     """
 
@@ -118,7 +116,6 @@ class WholeTensor:
 
     Attributes:
         dtype: Name of the dtype in safetensors.
-        shape: Shape of the whole tensor.
         pieces: Places of its pieces, in the order of their rows; the one place of a tensor that is not cut.
     """
 

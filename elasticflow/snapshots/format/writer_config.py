@@ -29,7 +29,6 @@ class WriterStart:
 
     Attributes:
         uri: Place of the snapshots, found from `settings.uri`.
-        run_id: The run's id in the manifest.
         prefix: The run's folder under the URI.
         parent: Process id of the process that started the writer.
     """

@@ -46,7 +46,6 @@ class LoadedSnapshot:
     """A verified snapshot, whose tensors are read one by one into the reader's own memory.
 
     Attributes:
-        state_json: Content of state.json, as text.
         files: The snapshot's files, open.
         partly: Blocks that were verified of files that were not verified whole; see `needed_blocks`.
         whole: Returns the snapshot with every byte verified, for other bytes than *partly* has.

@@ -30,7 +30,6 @@ class Export:
 
     Attributes:
         catalog: Where the snapshot is.
-        part: Part of the snapshot.
         progress: Called with the bytes read so far.
     """
 

@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Leftover:
-    """A folder that a writer left unfinished, or that was removed or swept by half.
-
-    Attributes:
-        size: Bytes of its content.
-    """
+    """A folder that a writer left unfinished, or that was removed or swept by half."""
 
     folder: str
     size: int

@@ -64,7 +64,6 @@ def copy(export: Export, wanted: Iterable[tuple[TensorSlice, Take]]) -> None:
     """Read the files that hold the pieces, verify all of them, and hand each piece's bytes over.
 
     Args:
-        export: The choice of what to export.
         wanted: Pieces, each with a receiver that takes an offset in the piece and bytes; called from several threads.
 
     Raises:

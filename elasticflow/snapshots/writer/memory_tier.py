@@ -60,12 +60,7 @@ _TRIES = 5
 
 @dataclass(frozen=True)
 class HeldLayout:
-    """The layout of shards in slots, and the rank that filled them.
-
-    Attributes:
-        rank: Rank among all nodes' ranks.
-        world_size: Ranks on all nodes.
-    """
+    """The layout of shards in slots, and the rank that filled them."""
 
     shard: StagedShard
     rank: int
@@ -81,7 +76,6 @@ class RankSlots:
         local_world_size: Ranks of the group on this node.
         generation: Generation of the worker that has the slots, or had them last.
         layouts: By generation and number of the `Describe`.
-        is_detached: The worker is gone.
     """
 
     local_rank: int

@@ -48,7 +48,6 @@ class BucketedOrder:
         tail: "spill": batches resume from one epoch into the next; else an epoch begins with a batch.
 
     Attributes:
-        record: Identity of the order.
         has_repeats: A sample may come more than once in an epoch.
     """
 

@@ -44,7 +44,6 @@ class MixedOrder:
         places: Samples that make an epoch of the mixture; None: as many as all sets have together.
 
     Attributes:
-        record: Identity of the order.
         has_repeats: A sample may come more than once in an epoch.
     """
 

@@ -26,7 +26,6 @@ class Order(Protocol):
     """The sample at each place: a function of the place alone, so that any rank can compute it.
 
     Attributes:
-        record: Identity of the order.
         has_repeats: A sample may come more than once in an epoch.
     """
 

@@ -25,7 +25,6 @@ class Permutation:
     and of 2**k, k > 3, only every second one (those of even sign) ever comes.
 
     Args:
-        samples: How many there are.
         epochs: One shuffle for each; several are computed at once, since numpy's cost is per call.
 
     Attributes:

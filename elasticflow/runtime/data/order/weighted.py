@@ -28,7 +28,6 @@ class WeightedOrder:
         draws: That make an epoch; None: as many as there are samples.
 
     Attributes:
-        record: Identity of the order.
         has_repeats: A sample may come more than once in an epoch.
     """
 
