@@ -9,7 +9,7 @@ from dataclasses import replace
 from importlib import util
 from typing import TYPE_CHECKING, Any, NamedTuple, assert_never
 
-from elasticflow.compiler.entry_point.factory_calls import call_forms
+from elasticflow.compiler.entry_point.factories import call_forms
 from elasticflow.compiler.entry_point.functions import functions_of
 from elasticflow.compiler.entry_point.render import render_for_child
 from elasticflow.compiler.plan.launch_plan import entries

@@ -225,11 +225,7 @@ def store_of_node(store_address: StoreAddress) -> RemoteControlStore:
 
 
 def _reached_again(store_address: StoreAddress, launch_id: str) -> ControlStore | None:
-    """Return a client of the store of the launch *launch_id*; None if it is gone for good.
-
-    Raises:
-        StoreLostError: no one answers for now.
-    """
+    """Return a client of the store of the launch *launch_id*; None if it is gone for good."""
     refusal = why_not_served(Address(store_address.host, store_address.port))
     if isinstance(refusal, ConnectionRefusedError):
         return None

@@ -212,11 +212,7 @@ def _check_files(folder: RunFolder, catalog: Catalog) -> None:
 
 @contextlib.contextmanager
 def _naming_files(folder: RunFolder) -> Iterator[None]:
-    """Name the file that fails before anything has begun, and say what to do.
-
-    Raises:
-        StorageError: a file or a store failed.
-    """
+    """Name the file that fails before anything has begun, and say what to do."""
     try:
         yield
     except OSError as error:

@@ -98,11 +98,7 @@ def _may_lead(
     say: Callable[[str], None],
     why_leader_is_lost: Callable[[], str | None],
 ) -> bool:
-    """Return whether this machine may lead, once it may, or someone else serves a store at *address*.
-
-    Raises:
-        LeaderMissingError: neither happens in time, or neither will happen.
-    """
+    """Return whether this machine may lead, once it may, or someone else serves a store at *address*."""
     for attempt, _ in enumerate(attempts(_PATIENCE_S, _AGAIN_S)):
         # A name may be known only a while after the machine has begun: asked for each time.
         if not plan.is_store_outside and _is_head(node_rank, address):

@@ -15,7 +15,7 @@ HELD_MOST_OF_FREE = 1 / 2
 """Part of the free memory that they take at most, with `AUTO`."""
 BestMode = Literal["max", "min"]
 Integrity = Literal["crc32", "sha256"]
-# Keys of the fields of `Keep` in JSON, as plan.json has had them from the first version on.
+# Keys of the fields of `Keep` in JSON.
 _KEEP_KEYS = {
     "last": "keep_last",
     "best": "keep_best",
@@ -97,9 +97,6 @@ class SnapshotSettings:
     def arguments(flat: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of SnapshotSettings from what `to_json` gave; `keep` has those of Keep. Unchecked."""
         own = {key: value for key, value in flat.items() if key not in _KEEP_KEYS.values()}
-        # Earlier plans count bytes.
-        if isinstance(limit := own.get("staging_limit"), int):
-            own["staging_limit"] = f"{limit} B"
         own |= {key: tuple(own[key]) for key in ("every", "ignore") if key in own}
         return {**own, "keep": {name: flat[key] for name, key in _KEEP_KEYS.items() if key in flat}}
 

@@ -115,11 +115,7 @@ def run_with_faults(
 
 
 def _check_scratch(folder: Path) -> None:
-    """Check that cues in *folder* can be named in a list of clauses.
-
-    Raises:
-        TrialRefusedError: its path has blanks or commas.
-    """
+    """Check that cues in *folder* can be named in a list of clauses."""
     if re.search(r"[\s,]", str(folder)):
         raise TrialRefusedError(
             f"the scratch folder's path has a blank or a comma: {folder}",

@@ -109,12 +109,7 @@ def command(
 
 
 def _ranks(folder: RunFolder, text: str) -> tuple[int, ...]:
-    """Return the ranks that *text* names.
-
-    Raises:
-        NotRunningError: the run has no workers now.
-        ProfileError: *text* names no rank, or a rank that the run does not have.
-    """
+    """Return the ranks that *text* names."""
     status = read_status(folder)
     if not is_locked(folder) and status.pid is None:
         again = (
@@ -174,11 +169,7 @@ def _ask(folder: RunFolder, request: ProfileRequest) -> int:
 
 
 def _wait(folder: RunFolder, number: int, request: ProfileRequest) -> None:
-    """Return once each rank has answered.
-
-    Raises:
-        NotRunningError: the run ended before all ranks had answered.
-    """
+    """Return once each rank has answered."""
     story = _Story(folder, number)
     began = told = time.monotonic()
     try:

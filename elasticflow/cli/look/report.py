@@ -79,9 +79,6 @@ def _of_sweep(root: Path, job: str) -> list[RunFolder]:
 
     Args:
         job: The file with [matrix], or the job's name in it, which begins the names of the cases.
-
-    Raises:
-        RunNotFoundError: no case of the job has a run.
     """
     from elasticflow.errors import RunNotFoundError
     from elasticflow.jobfile.load import require_cases

@@ -144,11 +144,7 @@ def _seconds(text: str) -> float:
 
 
 def _remove(going: Sequence[Going], *, dry_run: bool, pinned: bool, yes: bool) -> int:
-    """Show the runs, ask, and remove them; nothing is removed if one of the runs must stay.
-
-    Raises:
-        ElasticflowError: a run is running, or has pinned snapshots.
-    """
+    """Show the runs, ask, and remove them; nothing is removed if one of the runs must stay."""
     from elasticflow.errors import ElasticflowError
 
     if not going:

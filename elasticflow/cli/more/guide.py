@@ -98,11 +98,7 @@ def _schema(kind: str | None) -> str:
 
 
 def _print_file(text: str, output: Path | None) -> None:
-    """Print *text*, or write it to a file.
-
-    Raises:
-        click.BadParameter: the file cannot be written.
-    """
+    """Print *text*, or write it to a file."""
     if output is None:
         click.echo(text, nl=False)
         return
@@ -113,11 +109,7 @@ def _print_file(text: str, output: Path | None) -> None:
 
 
 def _explain(name: str, topics: list[str]) -> None:
-    """Print the meaning of a code, of all codes, or of another tool's name.
-
-    Raises:
-        click.BadParameter: no code, topic or other tool has this name.
-    """
+    """Print the meaning of a code, of all codes, or of another tool's name."""
     from elasticflow.cli.output import paint
     from elasticflow.jobfile.diagnostics.explanations import explanation_of, titles
 

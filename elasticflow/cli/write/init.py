@@ -124,11 +124,7 @@ def command(
 
 
 def _new_job(options: InitOptions, *, only_print: bool) -> NewJob:
-    """Return the job to write, and print the candidates for each role.
-
-    Raises:
-        ScaffoldError: a key of the job has no value, and the command may not ask.
-    """
+    """Return the job to write, and print the candidates for each role."""
     from elasticflow.cli.write.init_files import NewJob
     from elasticflow.cli.write.init_model import job_for_model
     from elasticflow.jobfile.project import project_root_of
@@ -151,11 +147,7 @@ def _new_job(options: InitOptions, *, only_print: bool) -> NewJob:
 
 
 def _is_script(path: Path | None, of_model: list[str], *, is_said: bool) -> bool:
-    """Return whether the file is a training script.
-
-    Raises:
-        click.UsageError: `--script` is given beside options for a model.
-    """
+    """Return whether the file is a training script."""
     if is_said and of_model:
         names = ", ".join(f"--{name.replace('_', '-').replace('overrides', 'set')}" for name in of_model)
         raise click.UsageError(f"{names} go with a model; a script has its own arguments: --args")

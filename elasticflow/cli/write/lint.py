@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -14,12 +15,14 @@ from elasticflow.cli.output import paint
 from elasticflow.cli.parameters import SCRIPT_OR_FOLDER
 from elasticflow.errors import ANSWER_IS_NO, FINISHED
 from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic, in_order
+from elasticflow.jobfile.diagnostics.explanations import titles
 from elasticflow.jobfile.diagnostics.render_text import FORMATS, Format, render
 from elasticflow.observe.terminal.colours import wants_colour
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
+    from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.lint.check import Selection
     from elasticflow.lint.script.forms import Form
     from elasticflow.python_source.script import Script
@@ -139,7 +142,7 @@ def _cut(text: str) -> str:
 
 def show_looked_for(findings: Sequence[Diagnostic], selection: Selection) -> None:
     """Print the rules, the number of findings of each, and that reading cannot tell everything."""
-    from elasticflow.lint.summary import UNTOLD, looked_for
+    from elasticflow.cli.write.lint import UNTOLD, looked_for
 
     rows = looked_for(findings, selection)
     width, wide = (max((len(row[n]) for row in rows), default=0) for n in (0, 1))
@@ -150,11 +153,7 @@ def show_looked_for(findings: Sequence[Diagnostic], selection: Selection) -> Non
 
 
 def _selection(select: Sequence[str], ignore: Sequence[str]) -> Selection:
-    """Return the selected codes.
-
-    Raises:
-        click.BadParameter: this command does not know a code.
-    """
+    """Return the selected codes."""
     from elasticflow.jobfile.diagnostics.explanations import titles
     from elasticflow.lint.check import Selection
 
@@ -175,11 +174,7 @@ def _selection(select: Sequence[str], ignore: Sequence[str]) -> Selection:
 
 
 def _files(given: Sequence[Path]) -> tuple[list[tuple[Path, str]], int]:
-    """Return the files to read, each once with its given name, and the number of files that do not import torch.
-
-    Raises:
-        click.UsageError: there is no Python file in a folder.
-    """
+    """Return the files to read, each once with its given name, and the number of files that do not import torch."""
     from elasticflow.jobfile.project import current_project_root
     from elasticflow.lint.check import may_train, python_files_in
 
@@ -217,3 +212,34 @@ def _summary(shown: Sequence[Diagnostic], num_files: int, num_others: int, *, st
             f" ({num_others:,} other{'s do' if num_others > 1 else ' does'} not import torch)", dim=True
         )
     return text
+
+
+_SUBJECTS = {
+    "EF60": "samplers, batch sizes per rank, checks that a resize breaks",
+    "EF61": "checkpoints: written whole, by one rank, with all state, loaded by a restart",
+    "EF62": "ports, mp.spawn, --local_rank",
+    "EF63": "collectives that some ranks do not reach",
+    "EF64": "find_unused_parameters",
+}
+UNTOLD = (
+    "reading cannot tell what other files do, which values a run has, or whether a restart finds its checkpoint: "
+    "kill a worker of a short run to see"
+)
+
+
+def looked_for(findings: Iterable[Diagnostic], selection: Selection) -> list[tuple[str, str, str]]:
+    """Return a row for each selected subject: its codes, the fault, and the number of findings by code."""
+    findings = list(findings)
+    found = Counter(each.code for each in findings)
+    notes = {each.code for each in findings if each.severity == "note"}
+    rows = []
+    for prefix, subject in _SUBJECTS.items():
+        wanted = [code for code in titles() if code.startswith(prefix) and code != "EF600" and selection.wants(code)]  # fmt: skip
+        if not wanted:
+            continue
+        codes = wanted[0] if len(wanted) == 1 else f"{wanted[0]} to {wanted[-1]}"
+        parts = [
+            f"{found[code]} {code}{' (note)' if code in notes else ''}" for code in wanted if found[code]
+        ]
+        rows.append((codes, subject, ", ".join(parts) or "none found"))
+    return rows

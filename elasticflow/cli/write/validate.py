@@ -92,11 +92,7 @@ def command(
 
 
 def _job_files(given: Sequence[Path]) -> list[Path]:
-    """Return the given files, with folders replaced by the job files in them.
-
-    Raises:
-        click.UsageError: there is no job file in a folder.
-    """
+    """Return the given files, with folders replaced by the job files in them."""
     from elasticflow.jobfile.project import current_project_root, job_files_in
 
     found: list[Path] = []

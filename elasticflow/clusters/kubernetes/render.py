@@ -99,11 +99,7 @@ def _table_of(job: Job) -> KubernetesTable:
 
 
 def _check(job: Job, table: KubernetesTable, form: Form) -> None:
-    """Check the other requirements of pods.
-
-    Raises:
-        RenderError: the pods cannot run the job.
-    """
+    """Check the other requirements of pods."""
     if not table.is_kept(job.snapshots.uri):
         place = "in the run folder" if job.snapshots.uri is None else f"at {job.snapshots.uri}"
         raise RenderError(
@@ -135,11 +131,7 @@ def _check(job: Job, table: KubernetesTable, form: Form) -> None:
 
 
 def _object_name(job: str, run_id: str) -> str:
-    """Return the name of the run's objects.
-
-    Raises:
-        RenderError: the name would be too long.
-    """
+    """Return the name of the run's objects."""
     whole = job if run_id == job else f"{job}-{run_id}"
     name = re.sub(r"[^a-z0-9-]+", "-", whole.lower()).strip("-")
     if not name[:1].isalpha():  # a Service's name begins with a letter
@@ -174,11 +166,7 @@ def _overrides(job: Job, table: KubernetesTable, overrides: Sequence[str], endpo
 
 
 def _texts(loaded: LoadedJob) -> dict[str, str]:
-    """Return the texts of the job file and of the files it extends, by path relative to the project.
-
-    Raises:
-        RenderError: a file is outside of the project, or the texts are too large.
-    """
+    """Return the texts of the job file and of the files it extends, by path relative to the project."""
     root = loaded.project_root.resolve()
     texts = {_relative(path, root): path.read_text(encoding="utf-8") for path in loaded.files}
     if (size := sum(len(text.encode()) for text in texts.values())) > _MOST_BYTES:

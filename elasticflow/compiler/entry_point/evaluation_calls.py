@@ -23,7 +23,7 @@ from elasticflow.system.units import intervals
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from elasticflow.compiler.entry_point.factory_calls import CallForms
+    from elasticflow.compiler.entry_point.factories import CallForms
     from elasticflow.compiler.entry_point.functions import Function
     from elasticflow.jobfile.tables.job import Job
 

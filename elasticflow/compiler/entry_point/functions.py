@@ -34,7 +34,7 @@ from elasticflow.system.units import intervals
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from elasticflow.compiler.entry_point.factory_calls import CallForms
+    from elasticflow.compiler.entry_point.factories import CallForms
     from elasticflow.jobfile.tables.evaluation import EvaluationTable
     from elasticflow.jobfile.tables.hooks import HookTable
     from elasticflow.jobfile.tables.job import Args, Job

@@ -15,7 +15,7 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from elasticflow.compiler.entry_point.factory_calls import CallForms
+from elasticflow.compiler.entry_point.factories import CallForms
 from elasticflow.compiler.entry_point.source_code import layout
 from elasticflow.compiler.entry_point.values import values_of
 

@@ -24,7 +24,7 @@ from elasticflow.run_folder import path_from_root
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from elasticflow.compiler.entry_point.factory_calls import CallForms
+    from elasticflow.compiler.entry_point.factories import CallForms
     from elasticflow.compiler.entry_point.functions import Function
     from elasticflow.jobfile.diagnostics.positions import KeyPath
     from elasticflow.jobfile.tables.job import Job

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.compiler.entry_point.factory_calls import call_forms
+from elasticflow.compiler.entry_point.factories import call_forms
 from elasticflow.compiler.entry_point.render import render
 from elasticflow.compiler.launch_folder.materialize import read_plan
 from elasticflow.compiler.provenance.origins import JOB_JSON, Made, made_from, with_environment

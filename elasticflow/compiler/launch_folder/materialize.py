@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.compiler.entry_point.factory_calls import call_forms
+from elasticflow.compiler.entry_point.factories import call_forms
 from elasticflow.compiler.entry_point.render import render
 from elasticflow.compiler.plan import torchrun
 from elasticflow.compiler.plan.launch_plan import LaunchPlan

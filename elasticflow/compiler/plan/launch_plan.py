@@ -13,7 +13,6 @@ from pydantic import (
     PlainSerializer,
     SerializerFunctionWrapHandler,
     model_serializer,
-    model_validator,
 )
 
 from elasticflow.compiler.plan import batch_split, torchrun
@@ -113,20 +112,6 @@ class LaunchPlan(Fact):
     env: dict[str, str] = Field(default={})
     env_secrets: tuple[str, ...] = ()
     token_file: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_earlier_plan(cls, content: Any) -> Any:
-        # Plans of earlier versions have `ignore` in `script`, not in `snapshots`.
-        if (
-            isinstance(content, dict)
-            and isinstance(script := content.get("script"), dict)
-            and "ignore" in script
-        ):
-            script = {**script}
-            snapshots = {**content["snapshots"], "ignore": script.pop("ignore")}
-            return {**content, "script": script, "snapshots": snapshots}
-        return content
 
     @model_serializer(mode="wrap")
     def _to_plan_json(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:

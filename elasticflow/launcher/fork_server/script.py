@@ -101,11 +101,7 @@ def _of_file(program: Program) -> tuple[CodeType, ModuleType]:
 
 
 def _of_module(program: Program) -> tuple[CodeType, ModuleType]:
-    """Return the module's code and its `__main__`, whose spec says how processes that it spawns find it.
-
-    Raises:
-        ImportError: there is no such module, or it cannot be run.
-    """
+    """Return the module's code and its `__main__`, whose spec says how processes that it spawns find it."""
     sys.argv = ["-m", *program.args]  # what packages see that are imported on the way
     spec = _spec_of(program.module)
     if spec.submodule_search_locations is not None:

@@ -133,12 +133,7 @@ def _serve(listener: socket.socket, token: str) -> StoreServer:
 
 
 def _check_elsewhere(address: StoreAddress) -> None:
-    """Check that the job's endpoint, which is no address of this machine's own, may be one that leads to it.
-
-    Raises:
-        RendezvousError: its host does not resolve.
-        LedElsewhereError: a store is served there already: another machine leads.
-    """
+    """Check that the job's endpoint, which is no address of this machine's own, may be one that leads to it."""
     try:
         socket.create_connection((address.host, address.port), timeout=_ELSEWHERE_S).close()
     except socket.gaierror as error:

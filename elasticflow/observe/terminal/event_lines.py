@@ -127,12 +127,7 @@ def of_weights(metrics: object, weights: object) -> str:
 
 def epoch_of(record: Record) -> int | None:
     """Return the number, from 1, of the pass over the data to which the record's step belongs; None if unknown."""
-    if record.get("in_epoch") is not None:
-        return int_of(record, "in_epoch")
-    if record.get("epoch") is None:
-        return None
-    # Earlier versions wrote the number of finished passes, and mostly evaluated at the end of a pass.
-    return max(1, int_of(record, "epoch") + ("eval" not in record))
+    return None if record.get("in_epoch") is None else int_of(record, "in_epoch")
 
 
 def rates_of(record: Record) -> str:

@@ -367,11 +367,7 @@ def _without_arrays(state: Any) -> Any:
 
 
 def _with_arrays(state: Any, like: Any) -> Any:
-    """Return *state* with arrays where *like*, the state of such a generator, has them.
-
-    Raises:
-        ValueError: it is the state of another kind of generator.
-    """
+    """Return *state* with arrays where *like*, the state of such a generator, has them."""
     if isinstance(like, dict):
         if not isinstance(state, dict) or state.keys() != like.keys():
             raise ValueError(f"the generator is a {like.get('bit_generator')} now")

@@ -835,11 +835,7 @@ class Run:
         self._is_training, self._began_after = True, self.position.step
 
     def _close_loop(self) -> None:
-        """Agree with all ranks on how the loop ended, before the run says whether it is finished. Collective.
-
-        Raises:
-            StateError: the loop is not over, was left in a pass that moved something, or ended after different steps.
-        """
+        """Agree with all ranks on how the loop ended, before the run says whether it is finished. Collective."""
         worker = self.worker
         self._meet(Call.LEAVE)
         self._pass.require_closed(self.position.step)

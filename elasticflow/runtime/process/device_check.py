@@ -175,11 +175,7 @@ class _ToolError(Exception):
 
 
 def _query(what: str, fields: Sequence[str]) -> list[list[str]]:
-    """Return the tool's answer, a row for each GPU; none if there is no tool, or a tool that does not know the fields.
-
-    Raises:
-        _ToolError: it found a GPU that cannot be reached, or no driver, or does not answer.
-    """
+    """Return the tool's answer, a row for each GPU; none if there is no tool, or a tool that does not know the fields."""
     if shutil.which(nvidia_smi.TOOL) is None:
         return []
     try:

@@ -174,11 +174,7 @@ def candidates(me: Worker, catalog: Catalog) -> list[str]:
 
 
 def _gather_unless_outage(me: Worker, text: str) -> list[str]:
-    """Return every rank's *text*.
-
-    Raises:
-        SnapshotError: a rank reports an outage, which says nothing about any snapshot.
-    """
+    """Return every rank's *text*."""
     texts = me.gather_text(text)
     for rank, of_rank in enumerate(texts):
         if of_rank.startswith(_OUTAGE):

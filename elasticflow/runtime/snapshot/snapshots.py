@@ -474,11 +474,7 @@ class Snapshots:
         self._awaits_writer = trigger is not None and (tier.is_auto or self._is_new_best(position))
 
     def _require_held(self, tier: MemoryTier, position: Position) -> None:
-        """Make sure that no rank's copy of the state after *position* was overtaken. Collective: every rank.
-
-        Raises:
-            SnapshotError: a copy was; on every rank, since the other ranks would wait for a snapshot that is never whole.
-        """
+        """Make sure that no rank's copy of the state after *position* was overtaken. Collective: every rank."""
         self._copier.finish()
         overtaken = next(filter(None, self._worker.gather_text(tier.lost(position) or "")), None)
         if overtaken is not None:

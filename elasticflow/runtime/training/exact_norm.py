@@ -84,12 +84,7 @@ def _total_norm(
     error_if_nonfinite: bool = False,  # torch's signature
     foreach: bool | None = None,
 ) -> Tensor:
-    """Stand in for torch's `get_total_norm`.
-
-    Raises:
-        StateError: a norm other than the 2-norm of tensors that ranks share.
-        RuntimeError: the norm is not finite, and *error_if_nonfinite*.
-    """
+    """Stand in for torch's `get_total_norm`."""
     del foreach
     given = [tensors] if isinstance(tensors, Tensor) else list(tensors)
     if not given:

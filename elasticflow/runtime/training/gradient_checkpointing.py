@@ -110,11 +110,7 @@ def _takes_options(enable: Any) -> bool:
 
 
 def _require_repeatable(module: nn.Module, name: str) -> None:
-    """Make sure that a module's forward may run twice for one batch.
-
-    Raises:
-        JobKeyError: it may not.
-    """
+    """Make sure that a module's forward may run twice for one batch."""
     where = name or type(module).__name__
     for inner_name, inner in module.named_modules(prefix=name):
         if getattr(inner, "track_running_stats", False):

@@ -274,11 +274,7 @@ class MemoryTierSlots:
         return slots
 
     def _require_spare(self, occasion: tuple[int, int], nbytes: int) -> None:
-        """Raise if *nbytes* are more than may be taken; the first rank decides for all on each *occasion*, since it takes memory.
-
-        Raises:
-            OSError: they are.
-        """
+        """Raise if *nbytes* are more than may be taken; the first rank decides for all on each *occasion*, since it takes memory."""
         if self._spare is None or self._spare[0] != occasion:
             self._spare = occasion, self._pool.available()
         spare = int(self._spare[1] * HELD_MOST_OF_FREE)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.compiler.entry_point.factory_calls import CallForms, call_forms, is_method, parameters
+from elasticflow.compiler.entry_point.factories import CallForms, call_forms, is_method, parameters
 from elasticflow.compiler.entry_point.render import render_for_child
 from elasticflow.python_source.modules import Finder
 from elasticflow.python_source.resolve import Resolver

@@ -35,27 +35,6 @@ def test_a_plan_goes_to_json_and_back() -> None:
     assert LaunchPlan.model_validate_json(plan.model_dump_json()) == plan
 
 
-def test_plans_of_earlier_versions_are_read() -> None:
-    """They count the staging limit in bytes, and have what a script's snapshots leave out beside its arguments."""
-    job = make_job(snapshots__staging_limit="4 GiB", snapshots__ignore=["optimizer.last"])
-    content = plan_job(job, project_root=ROOT, job_files=[ROOT / "job.toml"]).model_dump(mode="json")
-    script: dict[str, Any] = {
-        "entry": "a.py",
-        "module": None,
-        "args": [],
-        "path": [],
-        "silence_s": None,
-        "log_every": 1,
-    }
-    del content["snapshots"]["ignore"]
-    content["snapshots"]["staging_limit"] = 1 << 32
-    plan = LaunchPlan.model_validate({**content, "script": {**script, "ignore": ["optimizer.last"]}})
-
-    assert plan.snapshots.staging_bytes == 1 << 32
-    assert plan.snapshots.ignore == ("optimizer.last",)
-    assert plan == LaunchPlan.model_validate_json(plan.model_dump_json())
-
-
 def test_modules_are_what_the_fork_server_imports() -> None:
     """The modules of all factories, each once."""
     plan = _planned(evaluation__entry="pieces:digits", evaluation__metrics={"accuracy": "measures:accuracy"})
