@@ -137,7 +137,6 @@ class ProgressMeter:
     Without a terminal nothing is written.
 
     Args:
-        total: Amount of the whole work.
         words: Takes the amount done, *total* and the seconds so far; returns the text of the line.
         out: Stream of the line; default: standard error.
     """

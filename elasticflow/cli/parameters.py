@@ -38,8 +38,6 @@ class CompletedPath(click.Path):
 
     Args:
         candidates: As for `Completed`.
-        file_okay: The path may be a file.
-        dir_okay: The path may be a folder.
     """
 
     def __init__(self, candidates: str, *, file_okay: bool = True, dir_okay: bool = True) -> None:

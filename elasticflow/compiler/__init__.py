@@ -21,7 +21,6 @@ class CompiledJob:
     """A job and the plan of its launch; nothing is written yet.
 
     Attributes:
-        project_root: Folder that the plan's paths are relative to.
         overrides: The `--set` values the job was resolved with.
     """
 
@@ -70,10 +69,7 @@ def compile_job(
     """Return a job with the plan of its launch, which `elasticflow plan -o` writes and `run` launches.
 
     Args:
-        files: The job file and the files it extends.
-        project_root: Folder the job's paths are relative to.
         overrides: `key=value` texts that won over the file.
-        case: Name of the job's case in the file's [matrix].
     """
     from elasticflow.compiler.plan.launch_plan import plan_job
 

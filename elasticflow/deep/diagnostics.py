@@ -73,7 +73,6 @@ def check_deep_facts(
 
     Args:
         job: The job, which has no errors.
-        snapshot_bytes: Size of a whole snapshot.
         memory_bytes: Main memory of this machine; each node is assumed to have as much.
     """
     tables = cast("ValidTables", {name: getattr(job, name) for name in type(job).model_fields})

@@ -84,9 +84,8 @@ class Facts:
         sample: The first training sample, described in words.
         parameters: Numbers in the model.
         trainable: Numbers in the parameters that take a gradient.
-        snapshot_bytes: Size of a whole snapshot.
-        model_bytes: Size of the model in it.
-        optimizer_bytes: Size of the optimizers in it.
+        model_bytes: Size of the model in a snapshot.
+        optimizer_bytes: Size of the optimizers in a snapshot.
         block_bytes: Size of the largest part of a model in [parallel] that is gathered as a whole: a block, or the rest of the model.
         loss: Loss of the first step, as Python prints it.
         sets: Samples of each set of the mixture.

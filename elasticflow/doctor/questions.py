@@ -26,7 +26,6 @@ def examine(needs: Needs, wait: Callable[[str], None]) -> Iterator[CheckResult]:
     torch comes last: a child imports it meanwhile.
 
     Args:
-        needs: Needs of the jobs to check for.
         wait: Called with the name of an activity that takes long.
     """
     probe = TorchProbe()

@@ -34,7 +34,6 @@ class JobFile:
         texts: Contents by real path, read in place of the files.
 
     Attributes:
-        files: The job file and every file it extends.
         cases: The cases by name; empty without a [matrix], or if it is wrong.
         problems: Errors of texts and of [matrix] that could not be read, and warnings about [matrix].
     """

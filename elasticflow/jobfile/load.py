@@ -31,8 +31,6 @@ class LoadedJob(NamedTuple):
 
     Attributes:
         path: The job file as it was named.
-        project_root: Folder from which the job's own code is imported.
-        files: The job file and every file it extends.
         job: The job; None when a diagnostic is an error, and for a file with [matrix] as a whole.
         diagnostics: Errors, warnings and notes in order of their place.
         case: Name of the case, if this is a case of a file with [matrix].
@@ -74,7 +72,6 @@ def load_job(
 
     Args:
         overrides: `key=value` texts that win over the file.
-        case: Name of a case of the file's [matrix].
         environment: Variables that `${env:NAME}` names. None: they are not looked up.
         cache: Results of validating other files of this command; results for this file are added.
         texts: Contents by real path, read in place of the files.

@@ -48,11 +48,8 @@ class Request:
     """A launch to be made.
 
     Attributes:
-        files: The job file and what it extends.
-        project_root: Folder the job's paths are relative to.
         folder: The run folder; it need not exist.
         accept_drift: Differences that change the trajectory are wanted.
-        scale: Number of simulated nodes over time.
         node_rank: This machine's place among the nodes, where the rendezvous is static.
         case: The case of the job file's [matrix] that the job is.
         follower: Command of the process that follows the run's files (`supervisor/follower.py`); empty: there is none.

@@ -53,7 +53,6 @@ def lead_or_join(
 
     Args:
         request: The job as this machine has it, and the run.
-        address: Where the machines of the run meet.
         say: Called with what a person should know.
         warn: Called with each sentence that a person should read before this machine takes part.
         lead: Makes the launch that it is given, and returns its exit code.

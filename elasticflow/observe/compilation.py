@@ -18,7 +18,6 @@ class FirstStep:
     """Cost of torch.compile in the first step of a generation.
 
     Attributes:
-        from_cache: Graphs taken from the compiler's cache.
         compiled: Graphs that were compiled.
     """
 

@@ -98,7 +98,6 @@ def read_curves(metrics: Path, redone: Path) -> list[Curve]:
 
     Args:
         metrics: Lines of steps and evaluations; it may be absent, or damaged in places.
-        redone: Lines of steps that were lost.
     """
     kept, speed = _read(metrics)
     lost, _ = _read(redone)

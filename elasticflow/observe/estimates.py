@@ -49,7 +49,6 @@ class RunFacts(NamedTuple):
     Attributes:
         drift: Changes since the run's newest launch; None if its record cannot be read.
         facts: Facts under the names in `Knowledge`.
-        is_finished: True if its training reached the end.
         outdated: Names of facts that no longer hold, each with the key of the job file that changed.
     """
 

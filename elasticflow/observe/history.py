@@ -70,7 +70,6 @@ class Stop:
         left: Restarts left after the budget was charged for this end; None: it was not charged.
         back_s: Seconds from the failure to the next finished step.
         script_again_s: Seconds from the failure until the job's own script ran again, whatever its progress.
-        redone: Number of steps that were done again.
         verdict: Reason that the run ended here, if it did.
     """
 
@@ -341,10 +340,7 @@ class RunHistory:
     Attributes:
         stops: Ends of generations, and of launches that could not continue.
         failures: `worker.failed` records, one of each generation: of the first worker that failed.
-        snapshots: Snapshots that were committed, rejected or not written.
         node_events: Records about nodes, and failures on them, each with its seconds of the run.
-        nodes: Nodes of the newest launch, by name.
-        group: The generation that was formed last.
         phase: The event that began the present phase (`PHASES`), and its Unix time; None: the run trains.
         is_training: True if the newest group has finished a step.
         has_trained: True if training began at least once.

@@ -19,7 +19,6 @@ class NodeStandbys:
     """A node's last report of its standbys.
 
     Attributes:
-        node: Id of the node inside the launch.
         pids: Process ids of the standbys; empty if there are none.
         seconds: Time that the slowest took to get ready, at low priority.
         memory: Sum of the bytes of their private memory.

@@ -132,7 +132,6 @@ class NodeReady:
     """A node's agent is ready to start workers: everything is imported.
 
     Attributes:
-        node: Id of the node inside the launch.
         node_rank: The node's place among all nodes, where the rendezvous is static; else None.
         refused: Modules that its fork server could not import beforehand.
         has_own_folder: The machine that leads does not see the node's run folder.

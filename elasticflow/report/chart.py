@@ -128,7 +128,6 @@ def chart_of(name: str, curves: Sequence[Labelled], begins: Mapping[int, int] | 
     """Return the plot of a quantity of one or several runs; None if there is no finite value.
 
     Args:
-        curves: Curves of the quantity, one for each run.
         begins: First step of each generation of a single run, for marks.
     """
     points = [point for labelled in curves for point in labelled.curve.points]

@@ -57,12 +57,8 @@ class RunFacts:
         incidents: Failures, oldest first.
         generations: Oldest first.
         ledger: Lines of the restart budget.
-        environment: Facts of machine and libraries, by name.
-        data: Facts of each data set, by its name.
-        logged: Texts and images that hooks logged, by name.
         notes: Warnings for the reader: overlap, slow ranks, a script that began anew, the job's own code, damaged records.
         case: Case of a file with [matrix]; None for other files.
-        lost_steps: Number of steps that were done again.
     """
 
     status: RunStatus

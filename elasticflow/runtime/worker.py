@@ -69,7 +69,6 @@ def join(
 
     Args:
         folder: Folder of the entry point; also the run folder, unless the environment names another.
-        snapshots: Times and place of snapshots.
         seed: Seed of the data order and of every random stream.
         threads: CPU threads; None: the node's cores shared out among its workers.
         device: Device type to train on, or "auto"; `ELASTICFLOW_DEVICE` wins.
@@ -189,7 +188,6 @@ def leave(
     (torch 2.13, gloo: `~ProcessGroupGloo` joins a thread that waits for the interpreter's lock).
 
     Args:
-        schedule: The schedule that gives positions their meaning.
         evaluation: The job's evaluation, if any: training is not finished while one is owed.
 
     Raises:

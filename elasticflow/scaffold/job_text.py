@@ -93,7 +93,6 @@ def text_of_script(
     Args:
         entry: The script, from the project's root.
         required: Required arguments of its parser that are missing in *args*.
-        preload: Slow modules that the script imports.
         why: Reason for the number of workers, if it comes from the script.
         is_joined: The script calls `elasticflow.join`, so the job file sets its seed and its snapshots.
     """

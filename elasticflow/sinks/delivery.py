@@ -88,10 +88,7 @@ class Delivery:
     """Delivers one run to one sink, from the position that the run folder records.
 
     Args:
-        name: The sink's name, as in the job file.
         make: Makes the sink; it may raise.
-        options: The sink's table in the job file.
-        run: Facts of the run, for the sink.
         report: Called once when deliveries begin to fail, and once when they work again.
         is_wanted: For sinks of events only: returns True for events to send. None: all events.
 

@@ -52,10 +52,8 @@ class Trouble:
     """An operation that failed with a transient error and is tried again; without secrets.
 
     Attributes:
-        operation: The operation and its path, for messages.
         error: Class of the error, and the first line of its message.
         attempt: Tries so far.
-        pause_s: Seconds until the next try.
     """
 
     operation: str

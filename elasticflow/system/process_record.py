@@ -20,7 +20,6 @@ class ProcessRecord:
     """A process, named by facts that no other process shares.
 
     Attributes:
-        host: Name of its machine, or of its container.
         boot_id: Differs after each start of the machine; None where the kernel does not tell.
         started: When the process was started, in clock ticks after the machine was; None where the kernel does not tell.
     """

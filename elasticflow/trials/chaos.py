@@ -53,7 +53,6 @@ class ChaosOutcome:
 
     Attributes:
         is_exact: True: every bit was compared; False: the samples of each step and the smoothed loss.
-        steps: Steps that the disturbed run finished.
         seconds: Durations of the undisturbed and the disturbed run.
         undone: Number of faults that were not done because the run had ended before.
     """

@@ -46,12 +46,7 @@ _MORE_LAUNCHES = 3
 
 @dataclass(frozen=True)
 class TriedJob:
-    """The job that trials run.
-
-    Attributes:
-        files: The job file and the files that it extends.
-        project_root: Folder the job's paths are relative to.
-    """
+    """The job that trials run."""
 
     job: Job
     files: tuple[Path, ...]

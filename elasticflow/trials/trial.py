@@ -182,9 +182,6 @@ def job_of(trial: Trial, launch: TrialLaunch, job: Job) -> Job:
 def check(job: Job, worlds: Sequence[World], steps: int, gpus: int) -> int:
     """Check that the job can be tried, and return the number of steps of each trial.
 
-    Args:
-        gpus: Number of GPUs that torch can use here.
-
     Raises:
         TrialRefusedError: the job cannot be tried at each of *worlds* on this machine; has reason and remedy.
     """

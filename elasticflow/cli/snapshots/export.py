@@ -200,7 +200,6 @@ def save(job: Job, project_root: Path, weights: Path, folder: Path, tokenizer: s
 
     Args:
         job: The job, as the run has recorded it.
-        project_root: Folder from which the job's code is imported.
         weights: A safetensors file with all of the model's `state_dict()`.
         folder: Target folder, which does not exist yet.
         tokenizer: Argument of transformers' AutoTokenizer; the tokenizer is saved beside the model. None: no tokenizer.

@@ -28,7 +28,6 @@ def finish(
 
     Args:
         folder: Target folder; None for a folder with the example's name.
-        may_ask: The command may ask questions.
         gitignore: Add the run folders to .gitignore; None to ask.
         deep: Train a step of the example.
 

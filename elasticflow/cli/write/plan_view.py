@@ -40,7 +40,6 @@ class PlanView(NamedTuple):
     Attributes:
         run_facts: Facts of the run that the job is compared with; None: there is no such run.
         answer: The answer to whether that run could continue as this job.
-        sets: The sets of a mixture, if known.
     """
 
     plan: LaunchPlan

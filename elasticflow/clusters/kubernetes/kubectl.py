@@ -15,9 +15,6 @@ if TYPE_CHECKING:
 def apply(manifest: str, patch: Path | None = None) -> str:
     """Apply a manifest in kubectl's current context and namespace, and return kubectl's answer.
 
-    Args:
-        patch: The file that was merged into them.
-
     Raises:
         SubmitError: kubectl is not installed, does not answer, or refused the manifest.
     """

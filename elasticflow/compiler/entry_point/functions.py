@@ -118,7 +118,6 @@ def functions_of(job: Job, forms: CallForms, taken: Iterable[str]) -> dict[str, 
     """Return the functions of the job's train.py by name, in their order.
 
     Args:
-        forms: Forms in which the job's factories are called.
         taken: Names that the functions find outside of themselves.
 
     Raises:

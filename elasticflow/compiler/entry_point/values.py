@@ -40,7 +40,6 @@ def values_of(job: Job, *, root: str, digest: str, forms: CallForms, taken: Iter
 
     Args:
         root: The project root as seen from the launch folder.
-        forms: Forms in which the job's factories are called.
         taken: Names that have a meaning in train.py.
 
     Raises:

@@ -31,7 +31,6 @@ class LaunchRecord:
 
     Attributes:
         place: Path for messages.
-        made: The job, and the origins of the launch.
         files: The job file and the files it extends, relative to the project root; None if not recorded.
         overrides: `--set` values that the job was resolved with.
         case: Name of the job's case in the job file's [matrix].

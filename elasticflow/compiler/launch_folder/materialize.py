@@ -52,14 +52,11 @@ def materialize(
     """Write the launch folder; a folder that did not exist appears complete or not at all.
 
     Args:
-        job: The resolved job of the plan.
         folder: The launch folder; in an existing folder only our own files are replaced, one by one.
-        project_root: Folder that the plan's paths are relative to.
         overrides: The `--set` values that the job was resolved with.
         force: Replace files that were edited or are not ours.
         entry_point: An edited train.py to keep instead of a new one.
         origins: Origins of the launch; None: nothing is launched, and the files depend on the job alone.
-        drift: Differences from the launch before, for the record.
 
     Raises:
         LaunchFolderError: the folder cannot be written, or holds other or edited files of these names.

@@ -68,9 +68,7 @@ class LaunchPlan(Fact):
         modules: Modules of the job's factories, which the fork server imports once.
         rdzv_backend: Backend of the rendezvous store; static: node ranks are given, not found.
         is_store_outside: The store is served by neither torchrun nor our supervisor.
-        rdzv_options: Options of the connection to the store.
         torchrun_args: torchrun's argv after its own name; the program, `train.py` or the script with its arguments, is last.
-        environment: Variables of the launch, each with its value.
         env: Variables that the job sets for its workers; absent from plan.json if there are none.
         env_secrets: Variables of `env` whose values no record holds.
         token_file: Path of the token that the machines of the run share; absent from plan.json without a token.

@@ -88,7 +88,6 @@ def origins_now(
     """Return the origins of a launch that begins now on this machine.
 
     Args:
-        project_root: Folder that the job's paths are relative to.
         job_files: The job file and the files it extends, from the root.
         before: Origins of the launch before, whose reported files and packages are examined again.
     """

@@ -31,13 +31,7 @@ if TYPE_CHECKING:
 def try_out(
     report: Report, code: EntryPoint, trained: Trained, run: DeepRun, measured: Iterable[str]
 ) -> None:
-    """Call each of the job's hooks once, and report the exceptions they raise and the state they change.
-
-    Args:
-        trained: The trained state after a step.
-        run: The run that made the step.
-        measured: Names of the metrics that the evaluations measure.
-    """
+    """Call each of the job's hooks once, and report the exceptions they raise and the state they change."""
     if "build_hooks" not in code:
         return
     metrics: dict[str, Any] = {"loss": run.loss}

@@ -49,8 +49,6 @@ class Trained(NamedTuple):
         optimizer: The optimizer, or several if the job's step moves them itself.
         optimizers: The optimizer again, under the name that train.py uses for several.
         scheduler: The schedule, or several.
-        average: Averaged weights, if the job keeps them.
-        scaler: Loss scaler of a job in fp16.
         frozen: `id` of each parameter that is frozen when the model is built; a step may freeze others for a
             while.
     """

@@ -69,7 +69,6 @@ class WrongKind(NamedTuple):
 
     Attributes:
         found: The kind of object that the entry point makes, in words.
-        wanted: The kind that the key needs.
         beside: Classes of the wanted kind beside the entry point.
         is_loader: The object yields batches, not samples.
     """

@@ -82,7 +82,6 @@ class TableProblem(NamedTuple):
     Attributes:
         at_key: The diagnostic points at the key, not at its value.
         remedy: The remedy; None: the remedy follows from `suggestion`.
-        suggestion: The key that was meant, if known.
     """
 
     code: str

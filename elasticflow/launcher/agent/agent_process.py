@@ -39,7 +39,6 @@ class AgentConfig:
 
     Attributes:
         setup: Setup of the node's fork server: the job's code, the workers' program, the launch's variables and log.
-        node: Id of this node inside the launch.
         rendezvous: Where the launch's keys are (`StoreAddress.url`).
         hang_timeout_s: Longest time without progress; `HangTimeouts` learns shorter limits.
         grace_s: Seconds the writer has for what it holds when the launch ends.
@@ -173,11 +172,7 @@ def build_agent_process(
     """Return the agent of *node* on this machine, not yet started.
 
     Args:
-        folder: The run folder on this machine.
         launch_folder: Where train.py lies.
-        node: Id of the node inside the launch.
-        address: Where the launch's keys are.
-        project_root: Folder that the plan's paths are relative to.
         launch_id: Id of the launch on this machine.
         node_rank: The node's place among all, where the rendezvous is static.
         has_own_folder: The machine that leads does not see the run folder.

@@ -55,11 +55,7 @@ def may_use_devices(environment: Mapping[str, str]) -> bool:
 
 
 class FlightRecorder:
-    """The flight recorders of a node's workers; none where torch has no NCCL, or the launch's variables arrange for dumps.
-
-    Args:
-        environment: Variables that the workers get.
-    """
+    """The flight recorders of a node's workers; none where torch has no NCCL, or the launch's variables arrange for dumps."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         is_left_to_us = not any(name in environment for name in (PIPE, DUMP, _OLD_DUMP))

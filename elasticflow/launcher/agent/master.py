@@ -26,9 +26,7 @@ def master_of(
     Nothing holds the port meanwhile: another program may take it, as with torchrun.
 
     Args:
-        host: Host that serves the store.
         interface: Interface that workers talk over, if the job names one.
-        assignment: This node's part in the generation.
 
     Raises:
         StoreLostError: the store does not answer, or rank 0's node has not told in time.

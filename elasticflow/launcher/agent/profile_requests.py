@@ -23,7 +23,6 @@ class ProfileRequests:
     """Looks a few times a second whether the supervisor has asked for traces.
 
     Args:
-        folder: The run folder, as this node sees it.
         request: Has a local rank answer the request of a number.
     """
 

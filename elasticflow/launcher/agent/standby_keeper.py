@@ -33,7 +33,6 @@ class StandbyKeeper:
         warm: `restarts.warm` of the job.
         server: Starts them; it is ready.
         imports: File of the `Preparation`, from the last workers.
-        node: Id of the node inside the launch.
     """
 
     def __init__(

@@ -206,8 +206,6 @@ def environment_of(
     """Return the variables that torchrun gives a worker, under its own names.
 
     Args:
-        assignment: The node's part in the generation.
-        local_rank: Number of the worker on the node.
         master: Host and port of the launch's store.
     """
     rank = str(assignment.first_rank + local_rank)

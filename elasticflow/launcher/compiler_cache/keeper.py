@@ -52,7 +52,6 @@ class Place:
     """State of a node's cache.
 
     Attributes:
-        node: Id of the node inside the launch.
         folder: The node's folder; None: torch keeps its cache where it does by itself.
         reason: Why the cache is off, if the user should know.
     """

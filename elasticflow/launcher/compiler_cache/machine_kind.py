@@ -21,7 +21,6 @@ class MachineKind(NamedTuple):
 
     Attributes:
         name: Short, and fit for a file's name; differs where one of the facts does.
-        facts: Processor, GPUs and libraries, by name.
     """
 
     name: str

@@ -14,7 +14,6 @@ class Order:
     """A node to run.
 
     Attributes:
-        folder: The project's folder on the host.
         environment: Variables that the command has besides those of the host.
         run: The run: one node of it lives on a host at a time.
         grace_s: Seconds that a node has to exit.

@@ -31,8 +31,7 @@ class _Node:
 
     Attributes:
         number: Number from 0; a node that replaces another has the same number.
-        begun: Ray's promise that the actor has begun.
-        host: Where it runs; empty while Ray has no room for it.
+        host: Where the node runs; empty while Ray has no room for it.
         exit_code: How it ended; None while it runs.
     """
 
@@ -60,7 +59,6 @@ class RayNodes(threading.Thread):
         show: Called with the name of a node and each line that it prints.
         say: Called with what a person should know.
         give_up: Called once where no node can be begun.
-        placement: Ray's scheduling strategy for the nodes.
 
     Attributes:
         refusal: Why no node could be begun; None: a node was begun, or may yet be.

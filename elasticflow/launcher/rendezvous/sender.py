@@ -25,11 +25,7 @@ _LONGEST_LINE = 1 << 16
 
 
 class FileSender:
-    """Sends files of *node*'s run folder *folder*; one message for each look, so that the agent is not kept from its workers.
-
-    Args:
-        store: The launch's control store, in which the supervisor asks.
-    """
+    """Sends files of *node*'s run folder *folder*; one message for each look, so that the agent is not kept from its workers."""
 
     def __init__(
         self, store: ControlStore, post: Callable[[Message], None], node: str, folder: RunFolder

@@ -30,12 +30,8 @@ class Launch:
     """One start of a run; its launch folder is written, its run is locked by the caller.
 
     Attributes:
-        number: Number of the launch, from 1.
-        launch_id: Tells it from every other launch, on any machine.
-        project_root: Where the job's own code is found.
-        scale: Number of simulated nodes over time.
+        launch_id: Tells the launch from every other, on any machine.
         node_rank: Rank of this machine's first node, where the rendezvous is static.
-        drift: Differences from the run's previous launch.
         sources: Digests of the job's own code, by path from the project's root.
         lost: The end of the launch before, if its supervisor could not record it.
         follower: Command of the process that follows the run's files (`follower.py`); empty: there is none.

@@ -70,11 +70,7 @@ UNTRAINED_S = 5.0
 
 @dataclass(frozen=True)
 class RunSoFar:
-    """State of the run when the launch begins.
-
-    Attributes:
-        ledger: The run's failures, oldest first.
-    """
+    """State of the run when the launch begins."""
 
     step: int = 0
     restarts: int = 0

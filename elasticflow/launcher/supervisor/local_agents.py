@@ -28,7 +28,6 @@ class LocalAgents:
     """Starts agents, starts them again when they die, and has nodes come and go on cue.
 
     Args:
-        launch: The launch that the agents belong to.
         journal: Records processes that workers of a killed agent, or of a killed launch, left behind.
     """
 

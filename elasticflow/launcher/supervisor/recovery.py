@@ -65,8 +65,6 @@ class Recovery:
 
     Args:
         policy: Decides.
-        ledger: The run's failures before this launch, oldest first.
-        restarts: Restarts of the run before this launch.
 
     Attributes:
         restarts: Restarts of the run so far.

@@ -67,9 +67,6 @@ def confirm(
 
     Args:
         name: `train` or `evaluation`.
-        sizes: Sizes of the data, for the log.
-        source: Origin of the data, for the log.
-        remedy: Advice for ranks that opened different data.
         values: Arguments of the job that name the data, for the log.
 
     Raises:
@@ -130,7 +127,6 @@ def checked_length(dataset: Any, name: str, samples: int | None, given_to: str |
 
     Args:
         name: `train`, or a key of the job file.
-        samples: The length that the job file states.
         given_to: The call that a script passed it to, such as `run.batches`; None: the job file's factory returned it.
 
     Raises:
@@ -195,7 +191,6 @@ def require_same(
     """Refuse to resume from a snapshot that was trained on other data. The evaluation's data may change.
 
     Args:
-        marks: Fingerprint of each dataset, by name.
         marks_then: The snapshot's.
         samples: Length of the training data, if it has one: without it a position means nothing, whatever the
             fingerprints say.

@@ -65,7 +65,6 @@ class LoaderProcesses:
         reader: Reads the samples, in each process.
         dataset: Name of the dataset in error messages.
         reads: The reads in order; some batches ahead of those yielded are requested.
-        pins_memory: Put batches into page-locked memory.
         wait: Called while a batch is long in coming, and once it has come.
 
     Raises:

@@ -24,7 +24,6 @@ def values_of(dataset: Any, keys: Mapping[str, str]) -> dict[str, Any]:
     """Return attributes of a dataset by their names: numbers, texts, truths, or lists of them.
 
     Args:
-        dataset: The dataset that the job's factory returned.
         keys: The key of the job file that names each, by the attribute's name; a name with dots is of an attribute's attribute.
 
     Raises:

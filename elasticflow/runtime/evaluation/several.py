@@ -172,7 +172,6 @@ class Evaluations:
     Args:
         schedule: Schedule of training; each set is due at its end.
         sets: Evaluation sets by name; at most one of them has a `best`.
-        stop_when: Rule by which metrics end training.
 
     Attributes:
         is_owed: Some were cut short after the step resumed from, since all ranks left: they are to be made now.

@@ -58,7 +58,6 @@ class WholeSet:
     """Goes over a set once. Every rank makes one, and calls `run`.
 
     Args:
-        batches: Batches of the whole set.
         width: How many numbers each batch gives.
         metrics: Over the whole set, on rank 0; other ranks have theirs only to know that there are some.
         in_step: Each forward waits for those of other ranks, as of a sharded model: every rank measures equally many batches,

@@ -66,7 +66,6 @@ class Hooks:
         hooks: By name, one of `NAMES`.
         precision: fp32, bf16 or fp16: hooks run under its autocast, as evaluations do.
         is_exact: Compare every bit of the model after each call, not only after the first call of each hook.
-        average: The average of the model's weights.
     """
 
     def __init__(

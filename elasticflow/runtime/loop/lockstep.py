@@ -72,7 +72,6 @@ class Lockstep:
         """Make sure that all ranks are about to make the same call. A rank that has left its loop does not leave it again.
 
         Args:
-            call: The next call of this rank.
             limit_s: Seconds to wait for the other ranks. None: as long as it takes.
 
         Raises:

@@ -27,7 +27,6 @@ class _Other(NamedTuple):
 
     Attributes:
         moves_model: Some of its parameters are kept.
-        has_state: The optimizer has state after its step.
         is_alike: The shapes of its parameters are the same as those of a kept optimizer.
     """
 

@@ -41,7 +41,6 @@ class Source:
         size: Samples of a global batch.
         order: Order of the samples; None: each once per epoch, shuffled.
         shards: Data shards, each read in order; None: samples are read by index.
-        stage: Number of the loop's stage that reads it.
         length: Either `epochs` or `steps`, and `tail`.
 
     Attributes:

@@ -125,8 +125,7 @@ class Scalars:
 
         Args:
             part: Part of the batch.
-            result: Return value of the step.
-            weight: Over how many items it is.
+            weight: Number of items that *result* is over.
 
         Raises:
             StepResultError: a scalar cannot have its name.

@@ -71,19 +71,14 @@ class Worker:
 
     Attributes:
         identity: The way the process was started and its place: rank, world size, node, folders.
-        device: Device that the model is on.
         wanted_device: Device type that was asked for by name, or "auto".
         store: Key-value store of all ranks, independent of the process group; None for a plain process.
         seed: Seed of the data order and of every random stream.
         generation: Number of the worker group, the same on every rank.
-        generators: Random generators, seeded by key.
         layout: Which ranks share a model with this rank: none, unless `join` was told otherwise.
         sharding: How workers share the model, if `join` was told so.
         is_exact: The job promises the same bits at every number of workers, so a sample must be the same whenever it is read.
-        vote: Requests that all ranks exchange at each step.
-        compilation: Time that torch.compile has taken.
         listen: Installs the signal handlers that ask this process to exit; may be called again.
-        moments: Callbacks by the moment at which they are called.
         dataset: The training data as the job's factory returned it; None before it is open, and for data shards.
         started_at: Position at which this generation began to train.
         scalar_names: Names of the scalars that the job's steps return, in an order that is the same on every rank.
@@ -240,7 +235,6 @@ class Worker:
         """Begin training at *position*. Collective: every rank.
 
         Args:
-            schedule: The schedule that gives positions their meaning.
             model: The model is put into training mode, unless *keeps_modes*.
             log_every: Number of steps between two log lines.
             restored: The snapshot that *position* was read from; None: training begins.

@@ -134,10 +134,6 @@ def _require_known_rules(content: Mapping[str, Any]) -> None:
 class SnapshotMetadata:
     """Makes names and records of snapshots.
 
-    Args:
-        schedule: The schedule that gives positions their meaning.
-        fingerprints: Fingerprints of the datasets, by name.
-
     Attributes:
         fingerprints: Fingerprints of the datasets, by name; a loop of the script's own sets them late.
         parent: The committed snapshot that this generation resumes from, if any.

@@ -74,7 +74,6 @@ class Snapshots:
     """Takes snapshots of *state* and resumes from one. Every rank creates an instance, and calls it at the same steps.
 
     Args:
-        schedule: The schedule that gives positions their meaning.
         dataset: The training data, as `open_dataset` or `open_shards` returned it; None: `use_data` sets it later.
         policy: Settings: times, place, and the snapshots to keep.
         compare_every: Interval at which the ranks' replicas are compared, beside the first step and each snapshot; see

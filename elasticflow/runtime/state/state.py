@@ -78,8 +78,6 @@ class State:
     Args:
         model: The bare model.
         optimizers: In its place what a step that moves optimizers itself is given: one, or several in a mapping or a list.
-        scheduler: The learning-rate schedule, or several.
-        scaler: The gradient scaler of fp16.
         evaluation: Keeps the best metric.
         include: The job's own objects that have `state_dict` and `load_state_dict`, by name.
 

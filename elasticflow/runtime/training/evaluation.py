@@ -71,7 +71,6 @@ class Evaluation:
         precision: fp32, bf16 or fp16 (autocast).
         step: Function of (model, batch) that returns outputs and targets for the metrics, in place of *training_step*: no
             loss is measured.
-        every: Intervals, any of which makes an evaluation due.
         metrics: Metrics by name. A metric is a function (outputs, targets) -> mean over the batch, or of (model, batch) without
             *uses_loss*; a class with update(outputs, targets) and compute(); or a `Metric`.
         best: "max accuracy" or "min loss"; None remembers nothing. A value equal to the best one so far is a best one, too.
@@ -81,7 +80,6 @@ class Evaluation:
         average: Average of the model's weights. If given, it is evaluated, and `best` refers to its metrics.
         also_raw: Evaluate the model's own weights beside the average.
         samples: Most samples to evaluate: always the same samples, drawn from the set by its length alone. None: all.
-        stop_when: Rule by which metrics end training.
 
     Attributes:
         fingerprint: Fingerprint of the dataset, if it has one.

@@ -77,11 +77,7 @@ def name_of(record: Record) -> MomentName | None:
 
 
 class Moments:
-    """Finds the moments of a run. Its history takes each event once, whichever events are asked about.
-
-    Args:
-        budget: The restart budget of the job.
-    """
+    """Finds the moments of a run. Its history takes each event once, whichever events are asked about."""
 
     def __init__(self, folder: RunFolder, budget: int) -> None:
         self._folder, self._budget = folder, budget

@@ -31,12 +31,7 @@ _MOST_DESCRIPTORS = 250
 
 
 class Channel(Generic[Sent, Received]):
-    """One end of a connection; any thread may send, one thread receives.
-
-    Args:
-        sent: Codec of the messages that this side sends.
-        received: Codec of those that the other side sends.
-    """
+    """One end of a connection; any thread may send, one thread receives."""
 
     def __init__(
         self, connection: socket.socket, sent: MessageCodec[Sent], received: MessageCodec[Received]

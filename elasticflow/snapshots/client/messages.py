@@ -32,7 +32,6 @@ class Hello:
     """The first message of a worker; `Welcome` or `Refused` answers it.
 
     Attributes:
-        local_rank: Number among the ranks of the node.
         part: Rows of sharded tensors that the worker holds; None: it holds whole ones.
     """
 
@@ -128,7 +127,6 @@ class Receive:
     What this node held before is given up.
 
     Attributes:
-        generation: Generation that held the state.
         world_size: Ranks of that generation, on all nodes.
         committed: Newest snapshot that was committed out of the memory tier; None: none.
         shards: Layout of each part of the state; the first has the record.

@@ -123,7 +123,6 @@ class StagingClient:
             world_size: Number of all ranks.
             local_rank: Number among this node's ranks; None: each node has as many, one after the other.
             part: Rows of sharded tensors that this rank holds; None: it holds whole ones.
-            timeout_s: Seconds to wait for the answer.
 
         Raises:
             SnapshotError: there is no writer, it did not answer in time, or it serves a later generation already.
@@ -322,7 +321,6 @@ class StagingClient:
         Args:
             name: The snapshot's folder name, the same on every rank, never used before.
             tensors: Place of each tensor of this rank's shard; may be empty.
-            nbytes: Bytes of the buffer in use.
             record: Rank 0's; None on other ranks.
             refusal: Why the buffer does not hold the shard, if so: the snapshot fails, on every rank.
 

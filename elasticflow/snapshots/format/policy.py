@@ -183,7 +183,6 @@ def reasons(
 
     Args:
         snapshots: The committed snapshots that can be restored, without those set aside.
-        rules: Rules of the job file.
         in_use: Names of snapshots that must not go now, such as the one that was restored.
     """
     newest_first = sorted(snapshots, key=lambda s: (s.generation, s.step, s.name), reverse=True)

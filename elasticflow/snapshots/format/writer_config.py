@@ -30,7 +30,6 @@ class WriterStart:
     Attributes:
         uri: Place of the snapshots, found from `settings.uri`.
         prefix: The run's folder under the URI.
-        parent: Process id of the process that started the writer.
     """
 
     uri: str

@@ -64,7 +64,6 @@ def plan(catalog: Catalog, rules: Keep, *, dead: int, watch: Watch) -> Pruning:
     count from there, so that what stays can be restored.
 
     Args:
-        rules: The job file's rules for keeping snapshots.
         dead: No writer of this generation or an older one lives any more.
         watch: Called before a snapshot is verified; returns what is told the bytes read so far.
 

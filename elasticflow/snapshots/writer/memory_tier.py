@@ -72,8 +72,6 @@ class RankSlots:
     """One rank's slots, and how its shards are laid out.
 
     Attributes:
-        local_rank: Number of the rank on this node.
-        local_world_size: Ranks of the group on this node.
         generation: Generation of the worker that has the slots, or had them last.
         layouts: By generation and number of the `Describe`.
     """
@@ -180,8 +178,6 @@ class MemoryTierSlots:
         """Return slots of *nbytes* for a rank: those of its predecessor if they fit, with their content.
 
         Args:
-            local_rank: Number of the rank on this node.
-            local_world_size: Ranks of the group on this node.
             nbytes: Bytes of each slot, its label included.
             before: The worker's slots so far, which became too small.
             is_optional: Take two slots, and only if there is memory to spare for all ranks; alike for all of a generation.
@@ -406,7 +402,6 @@ class MemoryTierService:
     """Serves the memory tier; may be used from all the writer's threads.
 
     Args:
-        pending_snapshots: Snapshots on their way to the store.
         write: Starts to write a shard: rank, snapshot, how the shard lies in the buffer, the buffer, and the digest that the
             content must have; None: it is not looked at again.
         set_aside: Sets a committed snapshot aside: name, reason.

@@ -44,9 +44,7 @@ class PendingSnapshot:
     """The shards of one snapshot that this node holds.
 
     Attributes:
-        staged: Ranks whose shard was handed over.
         done: Ranks whose shard is on the store, or failed.
-        files: Files on the store, by rank.
         record: Record that rank 0 handed over with its shard.
         listeners: Ranks that receive the outcome.
         reason: Why it was abandoned.
