@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -87,6 +89,22 @@ def is_here(host: str) -> bool:
     except OSError:
         return False
     return any(_can_bind(family, address) for family, _, _, _, address in found)
+
+
+def address_for_others(towards_keys: str) -> str | None:
+    """Return the address at which other machines reach this one, given the local address of its connection to the launch's keys.
+
+    If that is the loopback, it is the address that the host's name resolves to; None if that is not another address of
+    this machine: other machines then use the host of the launch's keys.
+    """
+    if not ipaddress.ip_address(towards_keys).is_loopback:
+        return towards_keys
+    # A host's name may resolve to an address that this machine no longer has, or that only other machines use.
+    with suppress(OSError):
+        named = socket.gethostbyname(socket.gethostname())
+        if is_here(named) and not ipaddress.ip_address(named).is_loopback:
+            return named
+    return None
 
 
 def _can_bind(family: int, address: Any) -> bool:

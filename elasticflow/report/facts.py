@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import tomli
 
 from elasticflow.compiler.launch_folder.materialize import source_copy
+from elasticflow.jobfile.text.layers import leaves
 from elasticflow.observe.curves import read_curves
 from elasticflow.observe.history import RunHistory
 from elasticflow.observe.incidents import (
@@ -30,7 +31,7 @@ from elasticflow.system import records
 from elasticflow.system.records import text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from elasticflow.observe.curves import Curve
     from elasticflow.observe.history import Generation, SnapshotEvent, Stop
@@ -191,7 +192,7 @@ def keys_of(folder: RunFolder) -> list[JobKey]:
     layers = _layers(launch, record)
     return [
         JobKey(name, json.dumps(value, ensure_ascii=False), *_origin(name, layers))
-        for name, value in _flat(record["job"])
+        for name, value in _named(record["job"]).items()
     ]
 
 
@@ -206,7 +207,7 @@ def _layers(launch: Path, record: Mapping[str, Any]) -> list[tuple[str, set[str]
             table = tomli.loads((launch / source_copy(str(file))).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
-        layers.append((str(file), {name for name, _ in _flat(table)}))
+        layers.append((str(file), set(_named(table))))
     return layers
 
 
@@ -221,9 +222,5 @@ def _sets(name: str, names: set[str]) -> bool:
     return any(".".join(parts[: end + 1]) in names for end in range(len(parts)))
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in table.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+def _named(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {".".join(map(str, path)): value for path, value in leaves(table)}

@@ -101,11 +101,7 @@ def _words(
 ) -> tuple[str, ...]:
     """Return the command of the host with *rank*: the same on all hosts, except for the rank if it decides who leads."""
     assert loaded.job is not None
-    job_file = loaded.path.resolve().relative_to(loaded.project_root.resolve())
-    words = ["run", job_file.as_posix(), "--run-id", run_id, "--join", endpoint]
-    words += ["--log-format", options.log_format]
-    words += [word for text in sets for word in ("--set", text)]
-    words += [] if options.case is None else ["--case", options.case]
+    words = [*options.node_command(loaded, endpoint, sets), "--run-id", run_id]
     words += ["--accept-drift"] if options.accept_drift else []
     return (*words, *(() if loaded.job.torchrun.is_store_outside else ("--node-rank", str(rank))))
 

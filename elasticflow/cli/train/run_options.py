@@ -13,6 +13,7 @@ from elasticflow.errors import CaseError, RayError
 from elasticflow.run_folder import RUN_ID, RunFolder, new_run_id, path_from_root
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from elasticflow.jobfile.load import LoadedJob
@@ -75,6 +76,13 @@ class RunOptions:
             raise click.UsageError(
                 "--all is every case, on machines that this one leads: give it without --case and --join"
             )
+
+    def node_command(self, loaded: LoadedJob, endpoint: str, overrides: Sequence[str]) -> list[str]:
+        """Return the words by which another machine takes part in the run that is led at *endpoint*."""
+        job_file = loaded.path.resolve().relative_to(loaded.project_root.resolve())
+        words = ["run", job_file.as_posix(), "--join", endpoint, "--log-format", self.log_format]
+        words += [word for text in overrides for word in ("--set", text)]
+        return words + ([] if self.case is None else ["--case", self.case])
 
     @property
     def is_simulated(self) -> bool:

@@ -63,7 +63,7 @@ def run_ray(options: RunOptions, launch: Callable[[Request], int]) -> int:
     assert endpoint is not None
     order = Order(
         folder=str(loaded.project_root.resolve()),
-        words=_words(options, loaded, endpoint),
+        words=tuple(options.node_command(loaded, endpoint, options.overrides)),
         environment={TOKEN: os.environ[TOKEN]},
         run=f"{job.job.name}/{folder.run_id}",
         grace_s=parse_duration(job.snapshots.grace),
@@ -121,15 +121,6 @@ def _tell_of_room(options: RunOptions, job: Job, demand: Demand, resources: list
     )
     if room == 0:
         warn(f"no node of Ray has {demand}: the run waits until one comes, as an autoscaler may bring it")
-
-
-def _words(options: RunOptions, loaded: LoadedJob, endpoint: str) -> tuple[str, ...]:
-    """Return the command of each node."""
-    job_file = loaded.path.resolve().relative_to(loaded.project_root.resolve())
-    words = ["run", job_file.as_posix(), "--join", endpoint, "--log-format", options.log_format]
-    words += [word for text in options.overrides for word in ("--set", text)]
-    words += [] if options.case is None else ["--case", options.case]
-    return tuple(words)
 
 
 def _leave_launch() -> None:

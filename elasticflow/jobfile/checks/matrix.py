@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show, to_toml
-from elasticflow.jobfile.text.layers import value_at
+from elasticflow.jobfile.text.layers import leaves, value_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -41,15 +41,6 @@ def read_axes(source: Source) -> tuple[list[Axis], list[Diagnostic]]:
         if not wrong:
             axes.append(Axis(path, value))
     return axes, problems
-
-
-def leaves(table: TomlTable, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    """Yield each value in a table of tables, with its path."""
-    for key, value in table.items():
-        if isinstance(value, dict) and value:
-            yield from leaves(value, (*path, key))
-        else:
-            yield (*path, key), value
 
 
 def _axis_problems(source: Source, path: KeyPath, values: object) -> Iterator[Diagnostic]:

@@ -13,7 +13,7 @@ from elasticflow.jobfile.diagnostics.positions import KeyPath, Span, Spot, spots
 from elasticflow.jobfile.text.read import MOST_LEVELS, UnreadableError, depth
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from elasticflow.jobfile.text.read import TomlTable
 
@@ -194,3 +194,12 @@ def _unreadable(code: str, message: str, text: str, start: int, remedy: str | No
     return UnreadableError(
         diagnostic_at(code, message, file=FLAG, text=text, span=Span(start, len(text)), remedy=remedy)
     )
+
+
+def leaves(table: Mapping[str, Any], path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """Yield each value in a table of tables, with its path."""
+    for key, value in table.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, (*path, key))
+        else:
+            yield (*path, key), value

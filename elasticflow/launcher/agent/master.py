@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import socket
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from elasticflow.launcher.rendezvous import network
-from elasticflow.protocol.store_address import is_here
+from elasticflow.protocol.store_address import address_for_others
 
 if TYPE_CHECKING:
     from elasticflow.launcher.rendezvous.supervisor_channel import Assignment
@@ -51,13 +49,4 @@ def _free_port(host: str) -> int:
 
 def _own_address(store: RemoteControlStore, interface: str | None) -> str | None:
     """Return the address under which other nodes reach this machine: the job's, or that towards the launch's keys."""
-    if interface is not None:
-        return network.find(interface).address
-    if not ipaddress.ip_address(address := store.own_address).is_loopback:
-        return address
-    # A host's name may stand for an address that only others know it by, or for one that it had once.
-    with suppress(OSError):
-        named = socket.gethostbyname(socket.gethostname())
-        if is_here(named) and not ipaddress.ip_address(named).is_loopback:
-            return named
-    return None
+    return address_for_others(store.own_address) if interface is None else network.find(interface).address

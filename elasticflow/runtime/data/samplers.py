@@ -41,11 +41,9 @@ def draw_by_weight(
         DatasetError: ranks have different weights.
         JobKeyError: there are no weights for the samples.
     """
-
-    def order() -> WeightedOrder:
-        return WeightedOrder(weights_of(opened(dataset).content, weights), worker.seed, draws)
-
-    return _agreed(worker, order)
+    return _agreed(
+        worker, lambda: WeightedOrder(weights_of(opened(dataset).content, weights), worker.seed, draws)
+    )
 
 
 def draw_by_class(
@@ -55,11 +53,9 @@ def draw_by_class(
 
     Arguments and errors are those of `draw_by_weight`; *labels* are the samples' classes, numbers or texts.
     """
-
-    def order() -> WeightedOrder:
-        return WeightedOrder(class_weights_of(opened(dataset).content, labels), worker.seed, draws)
-
-    return _agreed(worker, order)
+    return _agreed(
+        worker, lambda: WeightedOrder(class_weights_of(opened(dataset).content, labels), worker.seed, draws)
+    )
 
 
 def bucket_by_length(
@@ -77,11 +73,12 @@ def bucket_by_length(
         DatasetError: ranks have different lengths.
         JobKeyError: there are no lengths for the samples.
     """
-
-    def order() -> BucketedOrder:
-        return BucketedOrder(lengths_of(opened(dataset).content, lengths), batch, tail=tail, seed=worker.seed)
-
-    return _agreed(worker, order)
+    return _agreed(
+        worker,
+        lambda: BucketedOrder(
+            lengths_of(opened(dataset).content, lengths), batch, tail=tail, seed=worker.seed
+        ),
+    )
 
 
 def mix(

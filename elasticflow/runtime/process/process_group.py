@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from hashlib import blake2b
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from elasticflow.protocol import control_store
-from elasticflow.protocol.store_address import is_here
+from elasticflow.protocol.store_address import address_for_others
 from elasticflow.runtime.process import devices, torch_private
 from elasticflow.runtime.process.torch_private import PrefixStore, TCPStore
 
@@ -144,24 +144,10 @@ def _listen(identity: Identity) -> socket.socket:
 
 
 def _own_address(identity: Identity, keys: RemoteControlStore) -> str | None:
-    """Return the address at which other workers reach this machine.
-
-    It is the address that the job names, else the local address of the connection to the launch's keys. If that is the
-    loopback, it is the address that the host's name resolves to; None if that is not another address of this machine:
-    other workers then use the host of the launch's keys.
-    """
+    """Return the address at which other workers reach this machine: the one that the job names, else `address_for_others`."""
     if identity.world_size == identity.local_world_size:
         return "127.0.0.1"
-    if identity.address is not None:
-        return identity.address
-    if not ipaddress.ip_address(address := keys.own_address).is_loopback:
-        return address
-    # A host's name may resolve to an address that this machine no longer has, or that only other machines use.
-    with suppress(OSError):
-        named = socket.gethostbyname(socket.gethostname())
-        if is_here(named) and not ipaddress.ip_address(named).is_loopback:
-            return named
-    return None
+    return identity.address or address_for_others(keys.own_address)
 
 
 def form(identity: Identity, store: Store | None, device: torch.device) -> None:
