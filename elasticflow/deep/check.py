@@ -16,7 +16,7 @@ from elasticflow.compiler.plan.launch_plan import entries
 from elasticflow.compiler.plan.torchrun import variables
 from elasticflow.deep import child_process
 from elasticflow.deep.messages import MESSAGES, DeepRequest, Doing, Done, Facts, Note, Problem
-from elasticflow.jobfile.checks.evaluation_data import is_to_be_apart
+from elasticflow.jobfile.checks.evaluation import is_to_be_apart
 from elasticflow.jobfile.diagnostics.toml_literals import dotted
 from elasticflow.jobfile.tables.evaluation import path_of_set
 from elasticflow.launcher.agent.stack_dumps import parse

@@ -13,8 +13,8 @@ from elasticflow.observe.compilation import Compilation
 from elasticflow.observe.records import read, tail
 from elasticflow.observe.run_state import RunState
 from elasticflow.observe.standbys import NodeStandbys
-from elasticflow.observe.terminal.durations import parts_of
 from elasticflow.observe.terminal.event_lines import said_on_stderr
+from elasticflow.observe.terminal.formats import parts_of
 from elasticflow.system import records
 from elasticflow.system.records import Record, float_of, int_of, printable_in, text_of, texts_of, unix_time
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from elasticflow import events
 from elasticflow.observe.history import WarningSeen, warning_key
-from elasticflow.observe.terminal.durations import parts_of, took
 from elasticflow.observe.terminal.event_lines import (
     Line,
     epoch_of,
@@ -19,7 +18,16 @@ from elasticflow.observe.terminal.event_lines import (
     user_frames,
     values,
 )
-from elasticflow.observe.terminal.formats import groups_in_words, number, order_in_words, plural, size, span
+from elasticflow.observe.terminal.formats import (
+    groups_in_words,
+    number,
+    order_in_words,
+    parts_of,
+    plural,
+    size,
+    span,
+    took,
+)
 from elasticflow.protocol.resume_command import resume_command
 from elasticflow.system.processes import is_killed_from_outside
 from elasticflow.system.records import Record, float_of, int_of, text_of, unix_time

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from elasticflow.observe.terminal.durations import parts_of
+from elasticflow.observe.terminal.formats import parts_of
 from elasticflow.system.process_record import ProcessRecord
 from elasticflow.system.records import float_of, int_of, text_of, unix_time
 

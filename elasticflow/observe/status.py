@@ -10,8 +10,7 @@ from elasticflow.observe.history import RunHistory, began, state_of
 from elasticflow.observe.records import last_of, tail
 from elasticflow.observe.run_state import RunState
 from elasticflow.observe.terminal.activities import awaited_of
-from elasticflow.observe.terminal.durations import goodput
-from elasticflow.observe.terminal.formats import number, rfc3339
+from elasticflow.observe.terminal.formats import goodput, number, rfc3339
 from elasticflow.observe.terminal.pace import Pace
 from elasticflow.protocol import run_files
 from elasticflow.system.records import float_of, int_of, text_of

@@ -12,8 +12,15 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 from elasticflow.observe.curves import EVALUATED
-from elasticflow.observe.terminal.durations import activity_word, percent
-from elasticflow.observe.terminal.formats import local_time, number, plural, size, span
+from elasticflow.observe.terminal.formats import (
+    activity_word,
+    local_time,
+    number,
+    percent,
+    plural,
+    size,
+    span,
+)
 from elasticflow.report.chart import COLOURS, Labelled, chart_of
 from elasticflow.system.installation import VERSION
 

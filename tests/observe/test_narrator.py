@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from elasticflow import events
 from elasticflow.observe.history import RunHistory
 from elasticflow.observe.narrator import RunNarrator
-from elasticflow.observe.terminal.durations import took
 from elasticflow.observe.terminal.event_lines import (
     LONGEST_QUOTE,
     Line,
@@ -20,6 +19,7 @@ from elasticflow.observe.terminal.event_lines import (
     rates_of,
     user_frames,
 )
+from elasticflow.observe.terminal.formats import took
 from tests.observe.hand_made import DURATIONS, RUN_ID, evaluation, event, step, story_of_a_kill
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from elasticflow.cli.parameters import JOB_NAME, format_option
 from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.runs import list_runs
 from elasticflow.observe.status import RunStatus, read_status
-from elasticflow.observe.terminal.durations import percent
-from elasticflow.observe.terminal.formats import local_time, number, span
+from elasticflow.observe.terminal.formats import local_time, number, percent, span
 
 if TYPE_CHECKING:
     from elasticflow.launcher.journal.post_mortem import Kind

@@ -23,9 +23,8 @@ from elasticflow.observe.incidents import (
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.standbys import in_words
 from elasticflow.observe.status import read_status
-from elasticflow.observe.terminal.durations import percent, took
 from elasticflow.observe.terminal.event_lines import of_weights, said_on_stderr, user_frames, values
-from elasticflow.observe.terminal.formats import elapsed, local_time, number, plural
+from elasticflow.observe.terminal.formats import elapsed, local_time, number, percent, plural, took
 from elasticflow.observe.terminal.measures import device_rows, parts_of_step, percent_of_peak
 from elasticflow.protocol.resume_command import resume_command
 from elasticflow.protocol.run_files import GRAD_NORM

@@ -25,9 +25,8 @@ from elasticflow.observe.incidents import (
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.status import read_status
 from elasticflow.observe.terminal.activities import ENDING
-from elasticflow.observe.terminal.durations import took
 from elasticflow.observe.terminal.event_lines import user_frames
-from elasticflow.observe.terminal.formats import local_time, plural, span
+from elasticflow.observe.terminal.formats import local_time, plural, span, took
 
 if TYPE_CHECKING:
     from elasticflow.observe.history import Stop

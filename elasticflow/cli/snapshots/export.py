@@ -28,8 +28,7 @@ from elasticflow.compiler.entry_point.factories import call_forms, values_of_dat
 from elasticflow.compiler.entry_point.render import render_for_child
 from elasticflow.compiler.plan.torchrun import variables
 from elasticflow.errors import ExportError, SnapshotNotFoundError
-from elasticflow.observe.snapshots.locate import better_step, ranking_metric
-from elasticflow.observe.snapshots.rows import BEST
+from elasticflow.observe.snapshots.rows import BEST, better_step, ranking_metric
 from elasticflow.observe.terminal.formats import plural, size
 from elasticflow.protocol.child_processes import SaveRequest
 from elasticflow.protocol.json_codec import to_json
@@ -38,8 +37,8 @@ from elasticflow.snapshots.tools.exported import Export, measured_part
 
 if TYPE_CHECKING:
     from elasticflow.jobfile.tables.job import Job
-    from elasticflow.observe.snapshots.locate import BetterStep, SnapshotSource
-    from elasticflow.observe.snapshots.rows import SnapshotRow
+    from elasticflow.observe.snapshots.locate import SnapshotSource
+    from elasticflow.observe.snapshots.rows import BetterStep, SnapshotRow
     from elasticflow.snapshots.tools.export import Format, SaveModel
     from elasticflow.snapshots.tools.exported import Part
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from elasticflow.compiler.entry_point.functions import of_set
 from elasticflow.compiler.entry_point.source_code import Call, Code, Display, Name, call, keywords, quoted
 from elasticflow.compiler.provenance.job_json import to_json
-from elasticflow.jobfile.checks.evaluation_data import is_to_be_apart
+from elasticflow.jobfile.checks.evaluation import is_to_be_apart
 from elasticflow.jobfile.diagnostics.toml_literals import dotted
 from elasticflow.jobfile.tables.evaluation import (
     EvaluationTable,

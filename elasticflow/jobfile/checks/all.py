@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from elasticflow.jobfile.checks.evaluation_data import check_evaluation_data
+from elasticflow.jobfile.checks.evaluation import check_evaluation_data, check_stop_when
 from elasticflow.jobfile.checks.exact import check_exact
 from elasticflow.jobfile.checks.failure_costs import check_failure_costs
 from elasticflow.jobfile.checks.observing import check_measures, check_sink_options
@@ -13,7 +13,6 @@ from elasticflow.jobfile.checks.parallel import check_parallel
 from elasticflow.jobfile.checks.sampling import check_data_shards, check_sampling
 from elasticflow.jobfile.checks.schedules import check_schedule, check_schedule_metric
 from elasticflow.jobfile.checks.slurm import check_slurm
-from elasticflow.jobfile.checks.stop_when import check_stop_when
 from elasticflow.jobfile.checks.training_length import check_intervals, samples_per_epoch
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from elasticflow.jobfile.checks.stop_when import unmeasured
+from elasticflow.jobfile.checks.evaluation import unmeasured
 from elasticflow.jobfile.checks.training_length import counted, length_of_training
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from elasticflow.errors import SnapshotNotFoundError
+from elasticflow.observe import records
 from elasticflow.observe.status import is_locked
 from elasticflow.observe.terminal.formats import rfc3339
 from elasticflow.protocol.snapshot_settings import Keep
 from elasticflow.run_folder import SNAPSHOT_NAME
 from elasticflow.snapshots.format.policy import PERMANENT, REASONS, reasons
 from elasticflow.snapshots.store.publish import UNFINISHED
-from elasticflow.system.records import printable_in
+from elasticflow.system.records import float_of, int_of, printable_in
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from elasticflow.jobfile.tables.job import Job
     from elasticflow.observe.snapshots.locate import SnapshotSource
     from elasticflow.snapshots.format.manifest import Manifest
 
@@ -190,3 +192,47 @@ def _remedy(committed: list[SnapshotRow]) -> str:
         return "no snapshot is committed there; `elasticflow snapshots list` shows what there is"
     steps = ", ".join(str(row.step) for row in committed[:8])
     return f"there are snapshots of steps {steps}{' ...' if len(committed) > 8 else ''}"
+
+
+class BetterStep(NamedTuple):
+    """A step whose evaluation gave a better value than a snapshot has.
+
+    Attributes:
+        value: Value of the metric that ranks snapshots.
+    """
+
+    step: int
+    value: float
+
+
+def ranking_metric(job: Job | None) -> str | None:
+    """Return the metric in `evaluation.best` by its name in metrics.jsonl: `accuracy`, `val.loss`; None if unset."""
+    from elasticflow.jobfile.tables.evaluation import ranking_set
+
+    ranking = None if job is None else ranking_set(job.evaluation)
+    if ranking is None:
+        return None
+    name, table = ranking
+    metric = (table.best or "").partition(" ")[2]
+    return f"{name}.{metric}" if name else metric
+
+
+def better_step(source: SnapshotSource, row: SnapshotRow) -> BetterStep | None:
+    """Return the run's best measured step, if its value is better than that of snapshot *row*.
+
+    None if this machine has no folder of the run: snapshots alone do not tell.
+    """
+    metric, rules = ranking_metric(source.job), source.rules
+    has = None if row.manifest is None else row.manifest.metric
+    if source.folder is None or metric is None or has is None or rules is None:
+        return None
+    best, measured = None, {}
+    for line in records.read(source.folder.metrics):
+        values = line.get("eval")
+        if isinstance(values, dict) and (value := float_of(values, metric)) is not None:
+            # Among equal values, the newest step counts. `best` forgets values that another evaluation measured.
+            measured[value] = int_of(line, "step")
+            best = float_of(line, "best")
+    if best is None or best not in measured or not (best > has if rules.best_mode == "max" else best < has):
+        return None
+    return BetterStep(measured[best], best)

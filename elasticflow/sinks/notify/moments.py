@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from elasticflow import errors, events
 from elasticflow.observe.history import RunHistory
 from elasticflow.observe.records import last_of, tail
-from elasticflow.observe.terminal.durations import parts_of, took
-from elasticflow.observe.terminal.formats import plural, span
+from elasticflow.observe.terminal.formats import parts_of, plural, span, took
 from elasticflow.sinks.reader import Position, Reader
 from elasticflow.system.records import float_of, int_of, printable_in, text_of
 

@@ -3,8 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticflow.observe.terminal.durations import goodput, parts_of, percent, took
-from elasticflow.observe.terminal.formats import span
+from elasticflow.observe.terminal.formats import goodput, parts_of, percent, span, took
 
 NAMES = ("starting", "training", "evaluating", "restarting", "ending")
 
