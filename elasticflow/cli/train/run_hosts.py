@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 
 from elasticflow.cli.output import show_warnings
-from elasticflow.cli.parameters import job_of
 from elasticflow.errors import INTERRUPTED, HostsError
 from elasticflow.run_folder import new_run_id
 
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 
     from elasticflow.cli.train.run_options import RunOptions
     from elasticflow.jobfile.load import LoadedJob
-    from elasticflow.jobfile.tables.job import Job
     from elasticflow.launcher.machines.hosts_file import Host
 
 _PORT = 29400
@@ -39,7 +37,7 @@ def run_hosts(options: RunOptions, path: Path) -> int:
     from elasticflow.system.units import parse_duration
 
     hosts = read_hosts(path)
-    loaded, job, sets = _job_with_endpoint(options, hosts[0])
+    on_hosts, loaded, job = options.with_endpoint(lambda: f"{hosts[0].name}:{_PORT}")
     endpoint = job.nodes.endpoint
     assert endpoint is not None
     show_warnings(loaded)
@@ -60,7 +58,7 @@ def run_hosts(options: RunOptions, path: Path) -> int:
             host,
             Order(
                 folder=host.folder or str(loaded.project_root.resolve()),
-                words=_words(options, loaded, run_id, endpoint, sets, rank),
+                words=_words(on_hosts, loaded, run_id, endpoint, rank),
                 environment={TOKEN: token, RESUME_COMMAND: again},
                 run=f"{job.job.name}/{run_id}",
                 grace_s=grace_s,
@@ -82,26 +80,10 @@ def run_hosts(options: RunOptions, path: Path) -> int:
     return code
 
 
-def _job_with_endpoint(options: RunOptions, head: Host) -> tuple[LoadedJob, Job, list[str]]:
-    """Return the job with the endpoint of the hosts, and the `--set` values that give it this endpoint."""
-    sets = list(options.overrides)
-    loaded = job_of(options.job_file, sets, options.case)
-    job = loaded.job
-    assert job is not None
-    if job.nodes.endpoint is None:
-        sets.append(f"nodes.endpoint={head.name}:{_PORT}")
-        loaded = job_of(options.job_file, sets, options.case)
-        job = loaded.job
-        assert job is not None
-    return loaded, job, sets
-
-
-def _words(
-    options: RunOptions, loaded: LoadedJob, run_id: str, endpoint: str, sets: list[str], rank: int
-) -> tuple[str, ...]:
+def _words(options: RunOptions, loaded: LoadedJob, run_id: str, endpoint: str, rank: int) -> tuple[str, ...]:
     """Return the command of the host with *rank*: the same on all hosts, except for the rank if it decides who leads."""
     assert loaded.job is not None
-    words = [*options.node_command(loaded, endpoint, sets), "--run-id", run_id]
+    words = [*options.node_command(loaded, endpoint), "--run-id", run_id]
     words += ["--accept-drift"] if options.accept_drift else []
     return (*words, *(() if loaded.job.torchrun.is_store_outside else ("--node-rank", str(rank))))
 

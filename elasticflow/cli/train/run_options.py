@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import click
 
 from elasticflow.cli.output import warn
+from elasticflow.cli.parameters import job_of
 from elasticflow.errors import CaseError, RayError
 from elasticflow.run_folder import RUN_ID, RunFolder, new_run_id, path_from_root
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
     from elasticflow.jobfile.load import LoadedJob
+    from elasticflow.jobfile.tables.job import Job
     from elasticflow.launcher.launch import Request
     from elasticflow.launcher.supervisor.scale_schedule import ScaleChange
 
@@ -77,11 +79,25 @@ class RunOptions:
                 "--all is every case, on machines that this one leads: give it without --case and --join"
             )
 
-    def node_command(self, loaded: LoadedJob, endpoint: str, overrides: Sequence[str]) -> list[str]:
+    def with_endpoint(self, endpoint: Callable[[], str]) -> tuple[RunOptions, LoadedJob, Job]:
+        """Return the options and the job; a job that names no endpoint gets *endpoint*, as by `--set`.
+
+        Raises:
+            JobRefusedError: the job has errors.
+        """
+        options, loaded = self, job_of(self.job_file, self.overrides, self.case)
+        assert loaded.job is not None
+        if loaded.job.nodes.endpoint is None:
+            options = replace(self, overrides=(*self.overrides, f"nodes.endpoint={endpoint()}"))
+            loaded = job_of(options.job_file, options.overrides, options.case)
+        assert loaded.job is not None
+        return options, loaded, loaded.job
+
+    def node_command(self, loaded: LoadedJob, endpoint: str) -> list[str]:
         """Return the words by which another machine takes part in the run that is led at *endpoint*."""
         job_file = loaded.path.resolve().relative_to(loaded.project_root.resolve())
         words = ["run", job_file.as_posix(), "--join", endpoint, "--log-format", self.log_format]
-        words += [word for text in overrides for word in ("--set", text)]
+        words += [word for text in self.overrides for word in ("--set", text)]
         return words + ([] if self.case is None else ["--case", self.case])
 
     @property

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elasticflow.cli.train.run_options import RunOptions
-    from elasticflow.jobfile.load import LoadedJob
     from elasticflow.jobfile.tables.job import Job
     from elasticflow.launcher.launch import Request
     from elasticflow.launcher.machines.cluster import Demand
@@ -47,7 +46,12 @@ def run_ray(options: RunOptions, launch: Callable[[Request], int]) -> int:
     ray = connect()
     options = replace(options, run_id=options.run_id or new_run_id())
     os.environ[RESUME_COMMAND] = again = options.command_with(options.run_id or "")
-    options, loaded, job = _with_endpoint(options, ray.util.get_node_ip_address())
+    options, loaded, job = options.with_endpoint(lambda: _own_endpoint(ray.util.get_node_ip_address()))
+    if job.torchrun.is_store_outside:
+        raise RayError(
+            "with --on ray this machine leads, and the job says that the store is elsewhere",
+            "take rdzv_endpoint, rdzv_backend and is_host out of [torchrun]",
+        )
     folder = options.folder_of(loaded)
     if has_finished(folder):
         return 0
@@ -63,7 +67,7 @@ def run_ray(options: RunOptions, launch: Callable[[Request], int]) -> int:
     assert endpoint is not None
     order = Order(
         folder=str(loaded.project_root.resolve()),
-        words=tuple(options.node_command(loaded, endpoint, options.overrides)),
+        words=tuple(options.node_command(loaded, endpoint)),
         environment={TOKEN: os.environ[TOKEN]},
         run=f"{job.job.name}/{folder.run_id}",
         grace_s=parse_duration(job.snapshots.grace),
@@ -94,23 +98,9 @@ def run_ray(options: RunOptions, launch: Callable[[Request], int]) -> int:
     return code
 
 
-def _with_endpoint(options: RunOptions, address: str) -> tuple[RunOptions, LoadedJob, Job]:
-    """Return the options and the job, with an endpoint on this machine."""
-    loaded = job_of(options.job_file, options.overrides, options.case)
-    assert loaded.job is not None
-    if loaded.job.torchrun.is_store_outside:
-        raise RayError(
-            "with --on ray this machine leads, and the job says that the store is elsewhere",
-            "take rdzv_endpoint, rdzv_backend and is_host out of [torchrun]",
-        )
-    if loaded.job.nodes.endpoint is None:
-        with socket.create_server(("", 0)) as probe:
-            port = probe.getsockname()[1]
-        options = replace(options, overrides=(*options.overrides, f"nodes.endpoint={address}:{port}"))
-        loaded = job_of(options.job_file, options.overrides, options.case)
-    job = loaded.job
-    assert job is not None
-    return options, loaded, job
+def _own_endpoint(address: str) -> str:
+    with socket.create_server(("", 0)) as probe:
+        return f"{address}:{probe.getsockname()[1]}"
 
 
 def _tell_of_room(options: RunOptions, job: Job, demand: Demand, resources: list[dict[str, float]]) -> None:
