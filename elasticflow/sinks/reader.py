@@ -198,12 +198,7 @@ class _Place:
                 return cls()
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "generation": self.generation,
-            "offset": self.offset,
-            "before": dict(self.before),
-            "here": dict(self.here),
-        }
+        return {**vars(self), "before": dict(self.before), "here": dict(self.here)}
 
     def in_generation(self, number: int) -> _Place:
         """Return the place in the file of generation *number*, which is this place's generation or a later one."""

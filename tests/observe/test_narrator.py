@@ -443,16 +443,6 @@ def test_steps_and_evaluations_are_of_the_same_epoch(number: int, epoch: int) ->
     assert epoch_of(step(1, number)) == epoch_of(evaluation(1, number, 0.9, 0.9)) == epoch
 
 
-@pytest.mark.parametrize(("line", "epoch"), [(step, 1), (evaluation, 1)], ids=["step", "evaluation"])
-def test_epochs_of_an_earlier_version_can_be_read(line: Any, epoch: int) -> None:
-    """Its lines know finished passes only."""
-    old = line(1, 8) if line is step else line(1, 8, 0.9, 0.9)
-    del old["in_epoch"]
-    assert epoch_of(old) == epoch
-    del old["epoch"]
-    assert epoch_of(old) is None
-
-
 @pytest.mark.parametrize(
     ("lr", "text"),
     [
