@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow.errors import ScaffoldError
 from elasticflow.jobfile.diagnostics.suggestions import nearest
-from elasticflow.scaffold.job_text import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -101,6 +100,8 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def spirals(name: str, *, epochs: int, batch_size: int, workers: int | str) -> tuple[str, dict[str, str]]:
     """Return the text of a job for the package *name*, and the package's files by path from the project's root."""
+    from elasticflow.scaffold.job_text import text_of  # the completion of names does without it
+
     evaluation = (
         "[evaluation]",
         f'entry = "{name}:spirals"',

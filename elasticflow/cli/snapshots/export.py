@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from contextlib import suppress
 from functools import partial
-from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,19 +18,13 @@ from elasticflow.cli.snapshots.selection import (
     store_errors,
     words_argument,
 )
-from elasticflow.compiler.entry_point.factories import call_forms, values_of_data
-from elasticflow.compiler.entry_point.render import render_for_child
-from elasticflow.compiler.plan.torchrun import variables
 from elasticflow.errors import ExportError, SnapshotNotFoundError
 from elasticflow.observe.snapshots.rows import BEST, better_step, ranking_metric
 from elasticflow.observe.terminal.formats import plural, size
-from elasticflow.protocol.child_processes import SaveRequest
-from elasticflow.protocol.json_codec import to_json
 from elasticflow.snapshots.tools.export import write
 from elasticflow.snapshots.tools.exported import Export, measured_part
 
 if TYPE_CHECKING:
-    from elasticflow.jobfile.tables.job import Job
     from elasticflow.observe.snapshots.locate import SnapshotSource
     from elasticflow.observe.snapshots.rows import BetterStep, SnapshotRow
     from elasticflow.snapshots.tools.export import Format, SaveModel
@@ -164,7 +152,7 @@ def _save_model(source: SnapshotSource, tokenizer: str | None) -> SaveModel:
             "--format transformers builds the model, and what job took this snapshot is not known here",
             "name the run, in its project, or export with --format safetensors",
         )
-    from elasticflow.cli.snapshots.export import save
+    from elasticflow.cli.snapshots.saved_model import save
 
     return partial(save, source.job, source.folder.path.parents[2], tokenizer=tokenizer)
 
@@ -189,55 +177,3 @@ def _recipe(form: Format, path: Path) -> str:
     if form == "transformers":
         return f'transformers.AutoModel...from_pretrained("{path}"), or model.weights = "{path}"'
     return f'torch.distributed.checkpoint.load(state := model.state_dict(), checkpoint_id="{path}")'
-
-
-_LAST_LINES = 12
-
-
-def save(job: Job, project_root: Path, weights: Path, folder: Path, tokenizer: str | None) -> None:
-    """Write the job's model with these weights into *folder*, by the model's own `save_pretrained`.
-
-    Args:
-        job: The job, as the run has recorded it.
-        weights: A safetensors file with all of the model's `state_dict()`.
-        folder: Target folder, which does not exist yet.
-        tokenizer: Argument of transformers' AutoTokenizer; the tokenizer is saved beside the model. None: no tokenizer.
-
-    Raises:
-        ExportError: the model cannot be built, does not fit the snapshot, or has no `save_pretrained`.
-    """
-    if util.find_spec("torch") is None:
-        raise ExportError("--format transformers needs torch", "pip install 'elasticflow[torch]'")
-    of_model = [key for key in values_of_data(job).values() if key.startswith("model.")]
-    if of_model:
-        raise ExportError(
-            f"{of_model[0]} comes from the training data, which an export does not open",
-            "export it with --format safetensors",
-        )
-    request = SaveRequest(
-        entry_point=render_for_child(job, project_root, call_forms(job, project_root)),
-        own=[str((project_root / part).resolve()) for part in job.job.path],
-        weights=str(weights.resolve()),
-        folder=str(folder.resolve()),
-        tokenizer=tokenizer,
-    )
-    env = {} if job.env is None else job.env.values()
-    ended = subprocess.run(
-        [sys.executable, "-m", "elasticflow.runtime.state.save_pretrained"],
-        input=to_json(request),
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=project_root.resolve(),
-        env={**os.environ, **env, **{each.name: each.value for each in variables(job)}},
-    )
-    if ended.returncode != 0:
-        raise _error(ended)
-
-
-def _error(ended: subprocess.CompletedProcess[str]) -> ExportError:
-    with suppress(ValueError, KeyError, IndexError, TypeError):
-        told = json.loads(ended.stdout.splitlines()[-1])
-        return ExportError(f"the model cannot be saved: {told['error']}", told["help"])
-    last = "\n".join(ended.stderr.splitlines()[-_LAST_LINES:])
-    return ExportError(f"the model cannot be saved: its process ended with {ended.returncode}\n{last}")

@@ -15,14 +15,12 @@ from elasticflow.cli.output import paint
 from elasticflow.cli.parameters import SCRIPT_OR_FOLDER
 from elasticflow.errors import ANSWER_IS_NO, FINISHED
 from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic, in_order
-from elasticflow.jobfile.diagnostics.explanations import titles
 from elasticflow.jobfile.diagnostics.render_text import FORMATS, Format, render
 from elasticflow.observe.terminal.colours import wants_colour
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.lint.check import Selection
     from elasticflow.lint.script.forms import Form
     from elasticflow.python_source.script import Script
@@ -142,8 +140,6 @@ def _cut(text: str) -> str:
 
 def show_looked_for(findings: Sequence[Diagnostic], selection: Selection) -> None:
     """Print the rules, the number of findings of each, and that reading cannot tell everything."""
-    from elasticflow.cli.write.lint import UNTOLD, looked_for
-
     rows = looked_for(findings, selection)
     width, wide = (max((len(row[n]) for row in rows), default=0) for n in (0, 1))
     click.echo(f"\n{paint('looked for', bold=True)}")
@@ -229,6 +225,8 @@ UNTOLD = (
 
 def looked_for(findings: Iterable[Diagnostic], selection: Selection) -> list[tuple[str, str, str]]:
     """Return a row for each selected subject: its codes, the fault, and the number of findings by code."""
+    from elasticflow.jobfile.diagnostics.explanations import titles
+
     findings = list(findings)
     found = Counter(each.code for each in findings)
     notes = {each.code for each in findings if each.severity == "note"}

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from elasticflow.cli.snapshots.export import save
+from elasticflow.cli.snapshots.saved_model import save
 from elasticflow.errors import ExportError, StateError
 from elasticflow.jobfile.load import require_job
 from elasticflow.jobfile.tables.job import Job
