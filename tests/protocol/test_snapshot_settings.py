@@ -22,9 +22,9 @@ def test_settings_go_to_json_and_back(settings: SnapshotSettings) -> None:
     assert SnapshotSettings.from_json(json.loads(json.dumps(settings.to_json()))) == settings
 
 
-def test_json_of_earlier_versions_is_read() -> None:
-    """It counts the staging limit in bytes; what it lacks has its default."""
-    read = SnapshotSettings.from_json({"keep_last": 5, "staging_limit": 3 << 29})
+def test_keys_that_json_lacks_have_their_defaults() -> None:
+    """An unknown key is refused."""
+    read = SnapshotSettings.from_json({"keep_last": 5, "staging_limit": "1.5 GiB"})
     assert (read.keep, read.staging_bytes, read.every) == (Keep(5), 3 << 29, ("10 min", "1 epoch"))
     with pytest.raises(TypeError, match="no_such_key"):
         SnapshotSettings.from_json({"no_such_key": 1})

@@ -45,6 +45,8 @@ class Bench:
     def writer(self, python: str = sys.executable, **config: Any) -> WriterProcess:
         """Start a node's writer."""
         limits = {**LIMITS, **config.pop("limits", {})}
+        if isinstance(limit := config.get("staging_limit"), int):
+            config["staging_limit"] = f"{limit} B"
         self.writers.append(
             start_writer(
                 WriterStart(
