@@ -173,7 +173,7 @@ def test_the_same_user_error_twice_without_progress_ends_the_run(ledger: Path) -
 def test_nothing_is_said_of_the_progress_of_a_script_that_tells_no_steps(ledger: Path) -> None:
     """The same crash again may have come after hours of training: the budget decides. The same error ends the run."""
     run = Run(plan_of(5), ledger)
-    script = {"step": None, "may_have_trained": True}
+    script: dict[str, Any] = {"step": None, "may_have_trained": True}
     assert run.charge("crash", fingerprint="a", is_traced_fault=True, **script).restart
     assert run.charge("crash", fingerprint="a", is_traced_fault=True, **script).restart
     assert run.charge("user_error", fingerprint="b", **script).restart
