@@ -93,6 +93,9 @@ class _Deferred(ModuleType):
     def __setattr__(self, name: str, value: object) -> None:
         setattr(self.imported(), name, value)
 
+    def __delattr__(self, name: str) -> None:
+        delattr(self.imported(), name)
+
     def __dir__(self) -> list[str]:
         return dir(self.imported())
 

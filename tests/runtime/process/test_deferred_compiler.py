@@ -135,6 +135,17 @@ def test_a_compiled_step_is_what_it_is_with_a_compiler_that_was_there_before() -
     assert [True, False, True] == deferred[2:5]
 
 
+def test_a_name_of_the_compiler_is_replaced_and_put_back() -> None:
+    """As by `unittest.mock.patch`, which deletes the name that it has set, and sets the old value again."""
+    said = _said("""
+        from unittest import mock
+        held = sys.modules["torch._dynamo"]
+        with mock.patch.object(held, "is_compiling", lambda: 7): said += [torch._dynamo.is_compiling()]
+        said += [torch._dynamo.is_compiling(), type(sys.modules["torch._dynamo"]).__name__]
+    """)
+    assert [7, False, "module"] == said
+
+
 def test_threads_that_use_the_compiler_at_once_import_it_once() -> None:
     """Whether they import a module of it, ask for a name, set a name, or import what imports it."""
     said = _said("""
