@@ -109,11 +109,11 @@ def _forms(captured: Captured) -> dict[str, str]:
 
 
 def _sums(captured: Captured) -> dict[str, str]:
-    """Return a sum over the bits of each tensor of the job's own objects, in hexadecimal."""
+    """Return a sum over the bits of each tensor of the job's own objects, in hexadecimal; without the buffers of modules."""
     own = {
         key: tensor
         for key, tensor in captured.tensors.items()
-        if key.startswith(_OWN) and key not in captured.boxes
+        if key.startswith(_OWN) and key not in captured.boxes and key not in captured.buffers
     }
     return {key: f"{number & (2**64 - 1):x}" for key, number in sums_of(own).items()}
 

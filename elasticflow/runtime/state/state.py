@@ -53,6 +53,7 @@ class Captured:
         frozen: Keys of the model's parameters that take no gradient.
         local: Keys of tensors that may differ between ranks: buffers, packed scalars, objects of the job's own. Snapshots hold
             rank 0's tensors.
+        buffers: Keys of the buffers of modules: of BatchNorm, say, which each rank updates from its own samples.
         stepped: Keys of tensors that as a rule only the optimizer's step writes: its parameters and its own tensors.
         boxes: Rows that this rank holds of each sharded tensor, by key; `tensors` has the local part, whose shape is the rank's own.
     """
@@ -64,6 +65,7 @@ class Captured:
     frozen: frozenset[str] = frozenset()
     stepped: frozenset[str] = frozenset()
     local: frozenset[str] = frozenset()
+    buffers: frozenset[str] = frozenset()
     boxes: dict[str, Box] = field(default_factory=dict)
 
     @property
@@ -203,15 +205,22 @@ class State:
             ),
             stepped=frozenset(stepped) - scalars,
             local=frozenset(tensors.keys() - self._replicated(tensors)) | scalars,
+            buffers=frozenset(
+                f"{name}/{key}"
+                for name, module in self._modules()
+                for key, _ in module.named_buffers(remove_duplicate=False)
+            ),
             boxes=boxes,
         )
 
+    def _modules(self) -> list[tuple[str, nn.Module]]:
+        return [(name, value) for name, value in self.objects.items() if isinstance(value, nn.Module)]
+
     def _replicated(self, keys: Iterable[str]) -> set[str]:
         """Return the keys of parameters and of the optimizer, whose tensors are always the same on every rank."""
-        modules = {name: value for name, value in self.objects.items() if isinstance(value, nn.Module)}
         of_parameters = {
             f"{name}/{key}"
-            for name, module in modules.items()
+            for name, module in self._modules()
             for key, _ in module.named_parameters(remove_duplicate=False)
         }
         return of_parameters | set(filter(several_optimizers.is_of_optimizer, keys))

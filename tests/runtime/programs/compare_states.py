@@ -40,10 +40,12 @@ class Queue:
 def outcome(change: str) -> str:
     """Return what comparing says when rank 1 alone makes *change*."""
     torch.manual_seed(0)
-    model, queue = nn.Linear(2, 2), Queue()
+    model, queue, critic = nn.Linear(2, 2), Queue(), nn.BatchNorm1d(2)
     optimizer = SGD(model.parameters(), lr=0.1)
     schedule = StepLR(optimizer, 3)
-    state = State(model=model, optimizer=optimizer, scheduler=schedule, include={"queue": queue})
+    state = State(
+        model=model, optimizer=optimizer, scheduler=schedule, include={"queue": queue, "critic": critic}
+    )
     worker: Any = SimpleNamespace(
         world_size=WORLD_SIZE,
         gather_text=lambda text: process_group.gather_text(text, WORLD_SIZE),
@@ -51,7 +53,7 @@ def outcome(change: str) -> str:
     )
     check = CaptureCheck(worker)
     if RANK == 1:
-        exec(change, {"model": model, "queue": queue, "schedule": schedule, "torch": torch})
+        exec(change, {"model": model, "queue": queue, "critic": critic, "schedule": schedule})
     check.start(state.capture())
     try:
         check.finish(state.capture)
@@ -71,6 +73,8 @@ CHANGES = [
     "queue.more = {'late': float('inf')}",
     "model.weight.data = model.weight.data.t()",
     "model.bias = model.weight",
+    "critic.running_mean += 1",
+    "critic.weight.data += 1",
 ]
 
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[3]}", rank=RANK, world_size=WORLD_SIZE)

@@ -45,10 +45,13 @@ def test_ranks_that_differ_are_named(forked: ForkedPrograms, tmp_path: Path) -> 
         f"{start}include.queue/late/$float is \"inf\", rank 0's not there",
         f"{start}model/weight is {square}, laid out as permuted:1,0, rank 0's {square}",
         f"{start}model/bias is a tensor, tied to model/weight, rank 0's a tensor of torch.float32, (2,)",
+        "alike",  # rank 0's buffers count, of any module
+        None,
     ]  # fmt: skip
     for message, words in zip(told[0], expected, strict=True):
         if words is not None:
             assert words == message
+    assert told[0][-1].startswith(f"{start}include.critic/weight is a tensor of torch.float32")
     assert told[0][5].startswith(f"{start}{tensor}float64, (3,)")
 
 
