@@ -48,7 +48,7 @@ class WriterReports:
     def log_new(self) -> None:
         """Log the writer's reports since the last call, if any; never waits."""
         # Receiving takes 30 times as long as polling.
-        if self._client.is_awaiting and self._poll.poll(0):
+        if self._client.has_reports or (self._client.is_awaiting and self._poll.poll(0)):
             self.log(self._client.reports())
 
     def log(self, reports: Iterable[WriterReport | PersistBegun]) -> None:

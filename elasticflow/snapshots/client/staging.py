@@ -368,6 +368,11 @@ class StagingClient:
         """True while a staged snapshot has no outcome, or a request is not fulfilled."""
         return bool(self._open) or self._requested is not None
 
+    @property
+    def has_reports(self) -> bool:
+        """True if reports were received that `reports` has not returned, as while `buffer` waited."""
+        return bool(self._reports)
+
     def reports(self) -> list[WriterReport | PersistBegun]:
         """Return the writer's reports since the last call; does not wait."""
         self.receive_waiting()
