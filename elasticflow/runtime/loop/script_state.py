@@ -42,15 +42,19 @@ class Found(NamedTuple):
     Attributes:
         path: Expression for the object in the script: `self.ema`.
         is_told: It is told as soon as it is found, not only once it changes.
+        is_copy: It is a dict of the model's weights, such as the best of the run; one from before `run.keep` is made again at each start.
     """
 
     path: str
     value: Any
     is_told: bool
+    is_copy: bool = False
 
     @property
     def kind(self) -> str:
         """Name of its class."""
+        if self.is_copy:
+            return "copy of the model's weights"
         return f"{type(self.value).__module__}.{type(self.value).__qualname__}"
 
 
@@ -96,7 +100,9 @@ class ScriptState:
         }
         self._at_first = dict(self._values)
         self._counters: dict[str, int | float] = {}
-        self._tell_of(self._found(variables))
+        found = self._found(variables)
+        self._copies_at_first = {id(each.value): each.value for each in found if each.is_copy}
+        self._tell_of(found)
 
     def look(self, *, is_thorough: bool) -> None:
         """Look at what the script holds now.
@@ -142,6 +148,8 @@ class ScriptState:
             scheduled.add(id(_optimizer_of(each.value)))
             if each.is_told:
                 self._tell_once(id(each.value), each.path, each.kind)
+            if each.is_copy and id(each.value) not in self._copies_at_first:
+                self._tell_once(each.path, each.path, each.kind)
         for name, optimizer in self._unscheduled():
             if id(optimizer) not in scheduled:
                 self._tell_once(name, "scheduler", f"learning-rate schedule that was made for {name}")
@@ -204,7 +212,7 @@ class ScriptState:
 def found_in(state: State, variables: Mapping[str, Any]) -> Iterator[Found]:
     """Yield what *variables* hold that has a state, and is neither kept nor a part of what is kept."""
     seen = {id(value) for value in _kept(state)} | reachable.shared_generators()
-    tensors = _tensors_of(state)
+    tensors, weights = _tensors_of(state), {name for name, _ in state.model.named_parameters()}
     waiting: deque[tuple[str, Any, int]] = deque(
         (name, value, 0) for name, value in list(variables.items()) if not name.startswith("_")
     )
@@ -220,8 +228,17 @@ def found_in(state: State, variables: Mapping[str, Any]) -> Iterator[Found]:
         elif _has_state(value, tensors):
             has_parameters = not isinstance(value, nn.Module) or any(True for _ in value.parameters())
             yield Found(path, value, is_told=has_parameters)
+        elif _holds_all(value, weights):
+            yield Found(path, value, is_told=False, is_copy=True)
         elif depth < _DEEPEST and _is_followed(value):
             waiting.extend((inner, each, depth + 1) for inner, each in _members(path, value))
+
+
+def _holds_all(value: Any, weights: set[str]) -> bool:
+    """Return True if *value* is a dict with all *weights* of a model by name, as its `state_dict` is."""
+    if not isinstance(value, Mapping) or not 0 < len(weights) <= len(value):
+        return False
+    return weights <= {str(key).removeprefix("module.") for key in value}
 
 
 def _holders_of(kept_ids: set[int], variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -112,6 +112,17 @@ class Trainer(Script):
         self.step(*actions)
 
 
+def test_a_copy_of_the_weights_is_told_once_it_is_there(me: Any) -> None:
+    """Best weights that training returns to at its end; not those from before `keep`, which each start has again."""
+    script = Script(me)
+    first, best = copy.deepcopy(script.model.state_dict()), SimpleNamespace(weights=None)
+    script.keep()
+    for _ in range(2):
+        script.step(lambda: setattr(best, "weights", copy.deepcopy(script.model.state_dict())))
+    assert script.told == {"best.weights": "copy of the model's weights"}
+    assert first.keys() == best.weights.keys()
+
+
 class Averages(Trainer):
     """Has an average of its weights."""
 
