@@ -79,6 +79,11 @@ class LoopStep:
         """True if the last step was skipped because its loss was not finite."""
         return self._step is not None and self._step.was_skipped
 
+    @property
+    def overwrites(self) -> bool:
+        """True if the gradients of a batch take the place of others; DistributedDataParallel adds to them."""
+        return isinstance(self._step, ExactStep | ShardedStep)
+
     def forward_backward(
         self, fn: Callable[[Batch], Any], part: OwnPart, virtual_shards: int | None = None
     ) -> float:

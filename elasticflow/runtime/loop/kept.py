@@ -204,7 +204,9 @@ def parts_of(objects: Mapping[str, Any]) -> dict[str, Any]:
         raise _no_optimizer(left)
     schedules = _taken(left, LRScheduler)
     scalers: dict[str, Any] = {name: left.pop(name) for name in list(left) if is_scaler(left[name])}
-    (average, *_), (scaler, *_) = [*averages.values(), None], [*scalers.values(), None]
+    # One that is switched off has no state, and none of the attributes of one that is on.
+    switched_on = [scaler for scaler in scalers.values() if scaler.is_enabled()]
+    (average, *_), (scaler, *_) = [*averages.values(), None], [*switched_on, None]
     return {
         "model": model,
         "optimizer": _only(optimizers),

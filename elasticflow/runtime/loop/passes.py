@@ -7,11 +7,9 @@ only accumulated gradients belongs to the step in which the optimizer moves, and
 from __future__ import annotations
 
 import gc
-import operator
 import weakref
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
-
-from torch.optim.lr_scheduler import LRScheduler
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.loop.movers import Movers
@@ -40,14 +38,12 @@ class Pass:
     def __init__(self) -> None:
         self.batch: Batch | None = None
         self.is_left = False
-        self._has_moved = self._has_settled = self._was_pending = False
+        self._has_moved = self._has_settled = self._was_pending = self._has_gradients = False
         self._buffers: list[Tensor] = []
         self._parameters: Callable[[], Iterable[Tensor]] = tuple
         self._sharded_modules: Sequence[Any] = ()
         self._scaler: Any = None
         self._movers: Movers | None = None
-        self._schedules: list[LRScheduler] = []
-        self._rates: list[Any] | None = None
         self._buffer_versions = self._scale_version = 0
 
     def watch(self, state: State, scaler: Any = None) -> None:
@@ -59,24 +55,25 @@ class Pass:
         for optimizer in owners:
             optimizer.register_step_post_hook(self._note_move)
         self._movers = Movers(state)
-        self._schedules = [each for each in state.objects.values() if isinstance(each, LRScheduler)]
 
     def open(self, batch: Batch) -> None:
         """Begin the pass of *batch*.
 
         Raises:
-            StateError: an optimizer or a schedule moved after `Run.step`, so that a snapshot would lack that.
+            StateError: an optimizer moved after `Run.step`.
         """
-        if self._has_moved:
-            raise _moved_late(batch.end.step - 1)
-        if self._rates is not None and any(map(operator.is_not, self._rates, self._last_rates())):
-            raise StateError(
-                f"a schedule was stepped after run.step of step {batch.end.step - 1}: a snapshot taken in run.step lacks that",
-                "step the schedule before run.step; or, once an epoch or by what run.evaluate returns, behind the batches of an "
-                "epoch: for epoch in run.epochs(n)",
-            )
+        self.require_still(batch.end.step - 1)
         self.batch = batch
         self._buffer_versions = self._sum_of_versions()
+
+    def require_still(self, step: int) -> None:
+        """Make sure that no optimizer moved after `Run.step` of *step*, which has counted the pass.
+
+        Raises:
+            StateError: an optimizer moved.
+        """
+        if self._has_moved:
+            raise _moved_late(step)
 
     def close(self) -> Batch | None:
         """End the pass at `Run.step`; return its batch."""
@@ -100,11 +97,6 @@ class Pass:
         """
         self._has_moved, self._has_settled, self._was_pending = False, True, is_pending
         self._scale_version = self._version_of_scale()
-        self._rates = self._last_rates()
-
-    def begin_loop(self) -> None:
-        """Begin a loop over batches: the code before it may have stepped schedules, since a restart runs it again."""
-        self._rates = None
 
     @property
     def has_moved(self) -> bool:
@@ -158,12 +150,25 @@ class Pass:
                 "call run.step before the loop is left; this run resumes from its newest snapshot",
             )
 
-    def _note_move(self, *_: object) -> None:
-        self._has_moved = True
+    @contextmanager
+    def adding_gradients(self, *, overwrites: bool) -> Iterator[None]:
+        """Within, `Run.gradients` makes gradients: they are added to those that no optimizer has used yet, as a backward does.
 
-    def _last_rates(self) -> list[Any]:
-        """Return of each schedule the list of rates that its last step made."""
-        return [each.get_last_lr() for each in self._schedules]
+        Args:
+            overwrites: The code within puts its gradients in the place of others.
+        """
+        left = []
+        if overwrites and self._has_gradients:
+            left = [(p, p.grad.detach().clone()) for p in self._parameters() if p.grad is not None]
+            for parameter, _ in left:
+                parameter.grad = None
+        yield
+        for parameter, gradient in left:
+            parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)
+        self._has_gradients = True
+
+    def _note_move(self, *_: object) -> None:
+        self._has_moved, self._has_gradients = True, False
 
     def _sum_of_versions(self) -> int:
         return sum(map(version_of, self._buffers))
@@ -175,7 +180,7 @@ class Pass:
 
 def _moved_late(step: int) -> StateError:
     return StateError(
-        f"an optimizer moved after run.step of step {step}: a snapshot taken in run.step lacks that update",
+        f"an optimizer moved after run.step of step {step}, which has counted that pass without the update",
         "call optimizer.step() before run.step: run.step comes last in each pass",
     )
 

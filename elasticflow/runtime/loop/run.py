@@ -30,11 +30,11 @@ from elasticflow.runtime.loop.loop_schedule import (
     stage_of,
     within,
 )
+from elasticflow.runtime.loop.own_data import OwnData
 from elasticflow.runtime.loop.passes import MISSING, Batches, Pass
 from elasticflow.runtime.loop.script_checks import OWN_LOOP_OVER
 from elasticflow.runtime.loop.source import Source
 from elasticflow.runtime.loop.stages import Stages
-from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.process.sharded_tensors import box_of, is_over_all_ranks, sharded_modules
 from elasticflow.runtime.process.stopping import Leaving, Stopped
 from elasticflow.runtime.snapshot.restore import candidates
@@ -111,6 +111,7 @@ class Run:
         self.rank, self.local_rank, self.world_size = worker.rank, worker.local_rank, worker.world_size
         self.device: torch.device = worker.device
         self._ballot, self._pass, self._stages = Ballot(worker), Pass(), Stages()
+        self._own_data = OwnData(worker, self._tell)
         self.worker, self.schedule = worker, LoopSchedule()
         self.position: Position = self.schedule.start
         self._optimizers: AnyOptimizers = ()
@@ -123,6 +124,8 @@ class Run:
         self._lockstep: Lockstep | None = None
         self._wrapped: set[int] = set()  # `id` of the parameters that were trained when `wrap` was called
         self._is_training = self._is_over = self._counts_on_snapshot = False
+        # The code behind `step` in this pass belongs to the step: what is due is taken before the next pass.
+        self._is_owing = self._is_in_steps = False
         self._began_after = 0  # step
         self._quiet_steps = 0  # after which nothing is due but their line: see `_step_quietly`
 
@@ -201,6 +204,7 @@ class Run:
                 "start again: damaged snapshots were set aside, so that the run begins with initial values",
             )
         if self._script is not None:
+            self._own_data.note_seeds()
             self._pass.watch(state, parts["scaler"])
             # The script's own variables, to name those that were forgotten.
             self._script.watch(state, self._snapshots, objects, caller=sys._getframe(1))  # noqa: SLF001
@@ -284,6 +288,23 @@ class Run:
         if type(number) is not int or number < 1:
             raise StateError(f"run.epochs({number!r}): the number of epochs is a whole number from 1")
         return self._through_epochs(number)
+
+    def steps(self, number: int) -> Iterator[int]:
+        """Yield the number of each remaining step, from 0, for a script that reads its own data: `for step in run.steps(1000)`. Every rank.
+
+        Each pass calls `step` once, and begins with the generators of Python, NumPy and torch in a state that follows from the seed
+        and the step: a restart draws what an undisturbed run draws. A script that seeds them differently on each rank before
+        `keep` has a different state on each rank. The loop ends early if all ranks are asked to exit.
+
+        Raises:
+            StateError: `keep` was not called, a pass did not call `step`, or the loop is over `batches` or within `epochs`.
+        """
+        snapshots, _ = self._kept("steps")
+        if type(number) is not int or number < 1:
+            raise StateError(f"run.steps({number!r}): the number of steps is a whole number from 1")
+        if self._stages.epochs is not None:
+            raise StateError("run.steps was called inside of run.epochs", "count either steps or epochs")
+        return self._through_steps(number, snapshots)
 
     @property
     def kept(self) -> KeptValues:
@@ -374,6 +395,7 @@ class Run:
     def gradients(self, fn: Callable[[Batch], Any], batch: Batch) -> float:
         """Compute the global batch's gradients in the parameters' `grad`; return its mean loss. Collective: every rank.
 
+        They are added to gradients of earlier calls that no optimizer has used yet.
         With virtual shards the result has the same bits at any number of ranks: *fn* is called with each shard of the batch
         in turn, and the gradients are added up in a fixed order. Otherwise *fn* is called with each micro-batch, and
         DistributedDataParallel adds up the gradients. Pass a bare model to *fn*: nothing else may exchange gradients. If *fn* raises
@@ -395,7 +417,8 @@ class Run:
                 "without them elasticflow.join(gradients=elasticflow.Gradients())",
             )
         self._meet(Call.GRADIENTS)
-        with nullcontext() if self._lockstep is None else self._lockstep.off():
+        adding = self._pass.adding_gradients(overwrites=self._step.overwrites)
+        with adding, nullcontext() if self._lockstep is None else self._lockstep.off():
             loss = self._step.forward_backward(fn, batch.shards, self._source.virtual_shards)
         if self.worker.stopped is not None:  # raised in *fn*: this step changes nothing
             self._end()
@@ -448,6 +471,8 @@ class Run:
         require_loss(loss, samples)
         batch = self._pass.close()
         self._require_one_call(batch, samples)
+        # The code behind this call runs once: a restart does not repeat it.
+        worker.vote.may_cut_short &= not self._is_late(is_own=batch is None)
         state.reshard()
         self._pass.require_kept()
         if batch is None:
@@ -463,7 +488,8 @@ class Run:
             self._hooks.after_step(self.position)
         if state.evaluation is not None:
             state.evaluation.after_step(self.position)
-        self._seed_own_step(batch)
+        if batch is None and self._gradients is None:
+            self._own_data.end_pass(loss, self.position.step)
         if is_pending:
             self._ballot.hold_back()
         else:
@@ -636,6 +662,8 @@ class Run:
         if not self._is_training:
             snapshots.use_data(OpenedDataset(None))
             self._begin()
+            if self.position.step > 0:
+                self._own_data.note_resumed()
             if self.rank == 0:
                 self.worker.event(events.DATA_OWN, kept=kept.own_objects(state))
 
@@ -663,6 +691,7 @@ class Run:
         self._quiet_steps -= 1
         require_loss(loss, samples)
         this.batch = None
+        self.worker.vote.may_cut_short = self._script is None
         this.require_kept()
         mean, scalars = self._ballot.add(loss, batch.samples)
         self.worker.progress.note_step(0, scalars)
@@ -678,6 +707,7 @@ class Run:
         on some ranks only.
         """
         is_busy = self._gradients is not None or self._hooks is not None or state.evaluation is not None
+        is_busy |= self._is_owing
         if is_busy or self.worker.should_leave:
             return 0
         left = self.schedule.remaining(self.position)
@@ -714,19 +744,38 @@ class Run:
         worker, epochs = self.worker, self._stages.epochs
         is_own = self.schedule.steps is None
         waits = epochs is not None and (not kept.has_loader(state) if is_own else self.position.is_epoch_end)
-        snapshots.after_step(self.position, takes=not waits)
+        is_late = not waits and self._is_late(is_own=is_own)
+        is_wanted = snapshots.after_step(self.position, takes=not (waits or is_late))
         if waits and not is_own:
             # The code after the epoch's batches runs first, evaluations included.
             worker.vote.may_cut_short, self._stages.is_after_batches = False, True
             return
+        self._is_owing = is_late and (is_wanted or worker.should_leave)
         if not worker.should_leave:
             return
         if worker.stopped is not None and worker.stopped.is_end:
             worker.vote.leave_wanted = False  # what follows the loop is not cut short
-        if not waits:
+        if not waits and not is_late:
             snapshots.finish(self.position)
         if is_own and epochs is not None and not self.is_finished:
             self._end(takes_snapshot=False)
+
+    def _is_late(self, *, is_own: bool) -> bool:
+        """Return True if the code behind `step` belongs to the step, since this object notices the end of the pass."""
+        return self._script is not None and (not is_own or self._is_in_steps)
+
+    def _take_owed(self) -> None:
+        """Take the snapshot that was due after the last step, now that the pass is over. Collective: every rank."""
+        self._pass.require_still(self.position.step)
+        self.worker.vote.may_cut_short = not self._stages.is_after_batches
+        if not self._is_owing:
+            return
+        snapshots, _ = self._kept("step")
+        self._is_owing = False
+        if self.worker.should_leave:
+            snapshots.finish(self.position)
+        else:
+            snapshots.take_if_due(self.position)
 
     def _through_epochs(self, number: int) -> Iterator[int]:
         snapshots, _ = self._kept("epochs")
@@ -750,20 +799,30 @@ class Run:
         if stage == stage_of(self.position) and self.schedule.steps is None:
             self.schedule.epochs = number
 
+    def _through_steps(self, number: int, snapshots: Snapshots) -> Iterator[int]:
+        self._seed_own_epoch(snapshots)
+        self._is_in_steps = True
+        try:
+            while not self.worker.should_leave and self.position.step < number:
+                before = self.position.step
+                yield before
+                if self.schedule.steps is not None:
+                    raise StateError(
+                        "run.batches was called inside of run.steps, which is for data that the script reads itself",
+                        f"for batch in run.batches(dataset, size=256, steps={number})",
+                    )
+                if self.position.step == before:
+                    raise StateError(f"run.step was not called in step {before + 1}", MISSING)
+                self._take_owed()
+        finally:
+            self._is_in_steps = False
+
     def _seed_own_epoch(self, snapshots: Snapshots) -> None:
         """Seed the generators if the script reads its own data: a restart begins the epoch again, with the same draws."""
         of_batches = any(map(drift.is_of_batches, snapshots.loop or {}))
-        if self.position.step > 0 and self.schedule.steps is None and not of_batches:
-            self._seed_own_step(None)
-
-    def _seed_own_step(self, batch: Batch | None) -> None:
-        """Seed the generators for the next pass, if the script reads its own data: *batch* is None."""
-        if batch is not None or self._gradients is not None:
-            return
-        # The same on all ranks, as by `join`: they may draw one order of their samples together.
-        key = random_streams.hook_key(self.worker.seed, self.position.step, 0, "own data")
-        random_streams.seed_all(key)
-        self.worker.generators.seed_model(key)
+        is_own = self.schedule.steps is None and self._gradients is None and not of_batches
+        if self.position.step > 0 and is_own:
+            self._own_data.seed(self.position.step)
 
     def _end_epoch(self, snapshots: Snapshots) -> None:
         """Do the work that is due once the code after an epoch's batches has run. Collective: every rank."""
@@ -771,6 +830,8 @@ class Run:
         worker.vote.may_cut_short, stages.is_after_batches = True, False
         if self.schedule.steps is None and stages.has_stepped(self.position):
             self.position = after_own_epoch(self.position)
+            if not kept.has_loader(self._kept("epochs")[1]):
+                self._own_data.warn_of_workers()
         if not worker.should_leave:
             stages.require_whole_epoch(self.position)
         self._ballot.agree_on_end()
@@ -789,7 +850,6 @@ class Run:
             with _ends_here_if_asked(self.worker):
                 if not self._enter(source, {}):
                     return
-        self._pass.begin_loop()
         try:
             for part, batch in self._stages.reading(source, self.position):
                 self._pass.open(batch)
@@ -812,6 +872,7 @@ class Run:
         """Return True if the loop over batches ends with the pass that ended at *end*; in the middle of an epoch, end the process."""
         if self._pass.batch is not None:
             raise StateError(f"run.step was not called in step {end.step}", MISSING)
+        self._take_owed()
         if self._ballot.is_end_due:
             self._ballot.agree_on_end()
         is_in_epochs = self._stages.epochs is not None
@@ -920,6 +981,16 @@ class Run:
             return f"{left_out[0]} was frozen when run.wrap was called, so its gradients are not exchanged"
         if left_out and not kept.is_wrapped(state.model):
             return "nothing exchanged their gradients"
+        frozen = [
+            name
+            for name, parameter in state.model.named_parameters()
+            if id(parameter) in self._wrapped and not parameter.requires_grad
+        ]
+        if frozen:
+            return (
+                f"{frozen[0]} was frozen after run.wrap was called, and DistributedDataParallel exchanges no gradient before it has "
+                "that parameter's; run.wrap(model, find_unused_parameters=True) does without, also if the parameter is trained later"
+            )
         if self.position.step > self._began_after + 1:
             return None  # models that are wrapped have differed after an earlier step of this start, too
         return (

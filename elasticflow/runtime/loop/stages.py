@@ -59,7 +59,7 @@ class Stages:
         self.epochs: EpochLoop | None = None
         self.is_after_batches = False
         self._next = 0
-        self._lines: set[tuple[str, int, str]] = set()
+        self._lines: set[tuple[str, int, str, int]] = set()
 
     def begin_epochs(self, number: int) -> int:
         """Begin a loop over epochs; return its stage.
@@ -160,12 +160,13 @@ class Stages:
                 )
             epochs.source, epochs.reading = source, None
             return
-        line = (caller.f_code.co_filename, caller.f_lineno, str(source.opened.fingerprint))
+        size = source.schedule.global_batch_size
+        line = (caller.f_code.co_filename, caller.f_lineno, str(source.opened.fingerprint), size)
         if line in self._lines:
             raise StateError(
                 "run.batches was called a second time for the same data: its epochs are over after the first loop",
                 "for epoch in run.epochs(10): for batch in run.batches(dataset, size=256): goes through ten epochs; "
-                "without an outer loop, run.batches(dataset, size=256, epochs=10)",
+                "without an outer loop, run.batches(dataset, size=256, epochs=10); a stage with another size is a loop of its own",
             )
         self._lines.add(line)
         self._claim()

@@ -39,6 +39,12 @@ def seed_all(key: int) -> None:
     _seed_torch(key)
 
 
+def seed_two(of_python: int, of_numpy: int) -> None:
+    """Seed python's generator and numpy's global one, each by a key of its own."""
+    _seed_python(of_python)
+    _seed_numpy(of_numpy)
+
+
 def sample_key(seed: int, epoch: int, sample: int, use: int = 0) -> int:
     """Return the seed under which *sample* is read in *epoch*; *use* tells datasets of one job apart."""
     return _key(_SAMPLE, seed, epoch, sample, use)

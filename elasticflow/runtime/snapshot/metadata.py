@@ -31,9 +31,22 @@ FROZEN = "frozen"
 """Key of a script's loop record: names of the parameters that are not trained."""
 
 
+RESTING = "resting"
+"""Key of a script's loop record: names of the modules that are in evaluation mode."""
+
+
+def resting(model: nn.Module) -> list[str]:
+    """Return the names of the modules of *model* that are in evaluation mode."""
+    return [name for name, module in model.named_modules() if not module.training]
+
+
 def frozen(model: nn.Module) -> list[str]:
     """Return the names of the parameters of *model* that are not trained."""
     return [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+
+
+def _modes_of(model: nn.Module) -> dict[str, list[str]]:
+    return {FROZEN: frozen(model), RESTING: resting(model)}
 
 
 @dataclass(frozen=True)
@@ -174,7 +187,7 @@ class SnapshotMetadata:
             job_digest=me.job_digest,
             tree=captured.tree,
             options=self._options,
-            loop=None if self.loop is None else {**self.loop, FROZEN: frozen(self._state.model)},
+            loop=None if self.loop is None else {**self.loop, **_modes_of(self._state.model)},
             scalars=tuple(me.scalar_names),
         )
         facts = ManifestFacts(

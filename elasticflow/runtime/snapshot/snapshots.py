@@ -20,7 +20,13 @@ from elasticflow.runtime.process.context import Restored
 from elasticflow.runtime.snapshot import checksums, memory_tier, restore, writer_connection
 from elasticflow.runtime.snapshot.captured import CaptureCheck
 from elasticflow.runtime.snapshot.memory_tier import MemoryTier
-from elasticflow.runtime.snapshot.metadata import FROZEN, SnapshotMetadata, StateRecord, frozen
+from elasticflow.runtime.snapshot.metadata import (
+    FROZEN,
+    RESTING,
+    SnapshotMetadata,
+    StateRecord,
+    frozen,
+)
 from elasticflow.runtime.snapshot.rank_shard import ShardPlanner, nbytes_of
 from elasticflow.runtime.snapshot.replicas import ReplicaCheck, flip
 from elasticflow.runtime.snapshot.staging_copy import copier_for
@@ -138,6 +144,7 @@ class Snapshots:
         self.restored: Restored | None = None
         self.loop: Mapping[str, Any] | None = None
         self._frozen: list[str] | None = None
+        self._resting: list[str] | None = None
         self._changes: Sequence[OptionChange] = ()
         self._as_restored: tuple[dict[str, Any], dict[str, int]] | None = None
         self._is_prepared = False
@@ -236,6 +243,7 @@ class Snapshots:
         names = [key for key in {**marks[1], **now[1]} if marks[1].get(key) != now[1].get(key)]
         names += [key for key in {**marks[0], **now[0]} if marks[0].get(key) != now[0].get(key)]
         names += self._freeze_again()
+        self._set_modes_again()
         worker = self._worker
         if worker.all_true(not names):
             return
@@ -263,6 +271,12 @@ class Snapshots:
                 parameter.requires_grad_(not parameter.requires_grad)
         return [f"requires_grad of {name}" for name in sorted(differing)]
 
+    def _set_modes_again(self) -> None:
+        """Put the model's modules into the modes that they had in the snapshot: the script may have changed them on its way."""
+        if self._resting is not None:
+            for name, module in self._state.model.named_modules():
+                module.training = name not in self._resting
+
     def record_end(self, reason: str) -> None:
         """Record beside the snapshots that the script's own loop ends after this step. Rank 0 writes."""
         if self._worker.rank == 0:
@@ -287,22 +301,24 @@ class Snapshots:
             with mark("snapshot"):
                 self._take(position)
 
-    def after_step(self, position: Position, *, takes: bool = True) -> None:
+    def after_step(self, position: Position, *, takes: bool = True) -> bool:
         """Take a snapshot if one is due after this step, and finish earlier ones. Every rank, after each step.
 
         With `keep.best` a snapshot is also due if the evaluation after this step measured a better value than ever before.
         This rank's shard is copied into the writer's memory; no rank waits for another. A rank waits only while two
         earlier snapshots are still being written; with the memory tier never. The writer receives a snapshot for the
         store only once all replicas are known to be equal, by the end of the next step, so that every snapshot is good
-        to resume from. Without *takes* no snapshot is taken now: the caller calls `take_if_due` later.
+        to resume from. Without *takes* no snapshot is taken now: the caller calls `take_if_due` later, if the result is true.
 
         Raises:
             ReplicasDifferError: the replicas were compared, and a rank diverged.
             StateError: training changes state that no snapshot would hold; checked the first few times.
         """
-        if self._is_wanted_after(position) and takes:
+        is_wanted = bool(self._is_wanted_after(position))
+        if is_wanted and takes:
             with mark("snapshot"):
                 self._take(position)
+        return is_wanted
 
     def is_due(self, position: Position) -> bool:
         """True if a comparison or a snapshot is due at *position*, apart from the clock."""
@@ -535,7 +551,7 @@ class Snapshots:
     def _take_over(self, content: SnapshotContent, loader: NodeLoader) -> Position:
         worker, manifest, record = self._worker, content.manifest, StateRecord.from_json(content.state)
         loop = dict(record.loop or {})
-        self._frozen = loop.pop(FROZEN, None)
+        self._frozen, self._resting = loop.pop(FROZEN, None), loop.pop(RESTING, None)
         self.loop = loop or None
         if self._awaits_data or record.position.stage:
             self._unchecked = record, manifest

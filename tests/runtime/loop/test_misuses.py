@@ -24,6 +24,7 @@ import json
 import os
 import sys
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -141,6 +142,23 @@ MODELS = [
         "run.wrap and run.gradients",
         "run.wrap exchanges gradients, and so does run.gradients: they would be exchanged twice",
         "begin(virtual_shards=4)",
+    ),
+    refused(
+        "frozen after run.wrap",
+        "seen.seen was frozen after run.wrap was called, and DistributedDataParallel exchanges no gradient before it has that",
+        """
+        run = ef.join(seed=7, threads=1)
+        model = nn.ModuleDict({"seen": Counter(), "more": Counter()})
+        model.forward = lambda numbers: model["seen"](numbers).detach() + model["more"](numbers)
+        wrapped = run.wrap(model)
+        model["seen"].requires_grad_(False)
+        optimizer = optimizer_of(model)
+        run.keep(model=model, optimizer=optimizer)
+        for batch in run.batches(Numbers(), size=8, epochs=3):
+            run.step(loss=learn(wrapped, optimizer, batch))
+        run.finish()
+        """,
+        ranks=2,
     ),
     refused(
         "wrapped twice",
@@ -273,6 +291,30 @@ EPOCHS = [
                 pass
         """,
     ),
+    right(
+        "a batch that grows from epoch to epoch",
+        """
+        run, model, optimizer = begin()
+        for size in (8, 10, 8 * START):
+            for batch in run.batches(Numbers(), size=size, epochs=1):
+                run.step(loss=learn(model, optimizer, batch))
+                if START == 1 and batch.end.step == 8:
+                    die()
+        run.finish()
+        """,
+        before=(KILLED,),
+        steps=12,
+        like="""
+        run, model, optimizer = begin()
+        for batch in run.batches(Numbers(), size=8, epochs=1):
+            run.step(loss=learn(model, optimizer, batch))
+        for batch in run.batches(Numbers(), size=10, epochs=1):
+            run.step(loss=learn(model, optimizer, batch))
+        for batch in run.batches(Numbers(), size=16, epochs=1):
+            run.step(loss=learn(model, optimizer, batch))
+        run.finish()
+        """,
+    ),
     refused(
         "a number of epochs in run.epochs and in run.batches",
         "run.batches was given epochs inside of run.epochs, which says how many there are",
@@ -323,6 +365,78 @@ for epoch in run.epochs(3):
 run.finish()
 """
 
+ADDED_UP = """
+run = ef.join(seed=7, every="4 steps", threads=1{join})
+model = Counter()
+optimizer = optimizer_of(model)
+run.keep(model=model, optimizer=optimizer)
+{wrapped}
+for batch in run.batches(Numbers(), size=8, epochs=3):
+    loss = {more}
+    if batch.end.step % 3 == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+    run.step(loss=loss)
+run.finish()
+"""
+MOODY = """
+class Moody(Counter):
+    def forward(self, numbers):
+        return super().forward(numbers) * (2 if self.training else 1)
+run, model, optimizer = begin(Moody())
+model.eval()
+for epoch in run.epochs(3):
+    if epoch == 1:
+        model.train()
+    for batch in run.batches(Numbers(), size=8):
+        run.step(loss=learn(model, optimizer, batch))
+        if START == 1 and batch.end.step == 13:
+            die()
+run.finish()
+"""
+NOISY_STEPS = """
+run, model, optimizer = begin()
+for step in run.steps(15):
+    optimizer.zero_grad()
+    noise = torch.rand(()) + torch.rand(()) * step
+    loss = model(torch.arange(8) + step % 5 * 8).mean() * noise
+    loss.backward()
+    optimizer.step()
+    run.step(loss=loss, samples=8)
+    if START == 1 and run.position.step == 8:
+        die()
+run.finish()
+"""
+DRAWING = """
+run = ef.join(seed=7, every="4 steps", threads=1)
+{seeding}
+model = run.wrap(Counter())
+optimizer = optimizer_of(model)
+run.keep(model=model, optimizer=optimizer)
+for step in run.steps(4):
+    drawn = torch.randint(1000, (8,)), torch.from_numpy(np.random.randint(1000, size=8))
+    ranks = [[torch.zeros_like(each) for _ in range(2)] for each in drawn]
+    for each, of_ranks in zip(drawn, ranks):
+        torch.distributed.all_gather(of_ranks, each)
+    assert [bool((of[0] == of[1]).all()) for of in ranks] == [{torch_alike}, True]
+    optimizer.zero_grad()
+    loss = model(torch.arange(8) + step * 8).mean() + drawn[0].sum()
+    loss.backward()
+    optimizer.step()
+    run.step(loss=loss, samples=8)
+run.finish()
+"""
+DRAWN_LIKE = """
+run, model, optimizer = begin()
+for step in run.steps(4):
+    optimizer.zero_grad()
+    loss = model(torch.arange(8) + step * 8).mean()
+    loss.backward()
+    optimizer.step()
+    run.step(loss=loss, samples=8)
+run.finish()
+"""
+
 COUNTED = [
     right(
         "a batch's number in its epoch, over a kill",
@@ -357,6 +471,140 @@ COUNTED = [
         NOISY,
         before=(KILLED,),
         like=NOISY.replace("die()", "pass"),
+    ),
+    right(
+        "draws of a loop over run.steps, over a kill",
+        NOISY_STEPS,
+        before=(KILLED,),
+        like=NOISY_STEPS.replace("die()", "pass"),
+    ),
+    right(
+        "draws of a loop that counts its steps itself, over a kill",
+        """
+        run, model, optimizer = begin()
+        while run.position.step < 15:
+            low, unused = run.position.step % 5 * 8, torch.rand(())
+            optimizer.zero_grad()
+            loss = model(torch.arange(low, low + 8)).mean()
+            loss.backward()
+            optimizer.step()
+            run.step(loss=loss, samples=8)
+            if START == 1 and run.position.step == 8:
+                die()
+        run.finish()
+        """,
+        says="the first pass after this restart drew the random numbers of the run's first pass",
+        before=(KILLED,),
+        like=NOISY_STEPS.replace("die()", "pass").replace("* noise", ""),
+    ),
+    right(
+        "own data, read by loader processes that outlive an epoch",
+        """
+        run, model, optimizer = begin()
+        loader = torch.utils.data.DataLoader(range(40), 8, num_workers=1, persistent_workers=True)
+        for epoch in run.epochs(3):
+            for numbers in loader:
+                optimizer.zero_grad()
+                loss = model(numbers).mean()
+                loss.backward()
+                optimizer.step()
+                run.step(loss=loss, samples=8)
+        run.finish()
+        """,
+        says="a DataLoader has persistent_workers, whose random generators go on from epoch to epoch",
+        like=NOISY_STEPS.replace("die()", "pass").replace("* noise", ""),
+    ),
+    right(
+        "own data, and each rank seeds torch for itself",
+        DRAWING.format(seeding="torch.manual_seed(7 + run.rank)", torch_alike=False),
+        steps=4,
+        ranks=2,
+        like=DRAWN_LIKE,
+    ),
+    right(
+        "own data, and all ranks draw alike",
+        DRAWING.format(seeding="torch.manual_seed(7)", torch_alike=True),
+        steps=4,
+        ranks=2,
+        says="all of them learn from the same samples",
+        like=DRAWN_LIKE,
+    ),
+    right(
+        "best weights that are kept, over a kill",
+        """
+        import copy
+        run = ef.join(seed=7, every="4 steps", threads=1)
+        model = run.wrap(Counter())
+        optimizer = optimizer_of(model)
+        run.keep(model=model, optimizer=optimizer, best=None)
+        for batch in run.batches(Numbers(), size=8, epochs=3):
+            run.step(loss=learn(model, optimizer, batch))
+            if batch.end.step == 4:
+                run.kept["best"] = copy.deepcopy(model.state_dict())
+            if START == 1 and batch.end.step == 10:
+                die()
+        assert run.position.step == 15
+        model.load_state_dict(run.kept["best"])
+        run.finish()
+        """,
+        before=(KILLED,),
+        like="""
+        run, model, optimizer = begin()
+        for batch in run.batches(Numbers(), size=8, epochs=3):
+            loss = learn(model, optimizer, batch)
+            if batch.end.step == 4:
+                best = model.seen.detach().clone()
+            if batch.end.step == 15:
+                model.load_state_dict({"seen": best})
+            run.step(loss=loss)
+        run.finish()
+        """,
+    ),
+    right(
+        "a gradient scaler that is switched off, over a kill",
+        """
+        scaler = torch.amp.GradScaler("cpu", enabled=False)
+        run = ef.join(seed=7, every="4 steps", threads=1)
+        model = run.wrap(Counter())
+        optimizer = optimizer_of(model)
+        run.keep(model=model, optimizer=optimizer, scaler=scaler)
+        for batch in run.batches(Numbers(), size=8, epochs=3):
+            optimizer.zero_grad()
+            loss = model(batch.inputs).mean()
+            scaler.scale(loss * batch.share).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            run.step(loss=loss)
+            if START == 1 and batch.end.step == 7:
+                die()
+        run.finish()
+        """,
+        before=(KILLED,),
+    ),
+    right(
+        "modules that begin to train halfway, over a kill",
+        MOODY,
+        before=(KILLED,),
+        like=MOODY.replace("die()", "pass"),
+    ),
+    refused(
+        "a pass of run.steps without run.step",
+        "run.step was not called in step 1",
+        """
+        run, model, optimizer = begin()
+        for step in run.steps(3):
+            pass
+        """,
+    ),
+    refused(
+        "run.batches inside of run.steps",
+        "run.batches was called inside of run.steps, which is for data that the script reads itself",
+        """
+        run, model, optimizer = begin()
+        for step in run.steps(3):
+            for batch in run.batches(Numbers(), size=8, epochs=1):
+                run.step(loss=learn(model, optimizer, batch))
+        """,
     ),
 ]
 
@@ -643,7 +891,7 @@ STEPS = [
     ),
     refused(
         "optimizer.step behind run.step",
-        "an optimizer moved after run.step of step 1: a snapshot taken in run.step lacks that update",
+        "an optimizer moved after run.step of step 1, which has counted that pass without the update",
         """
         run, model, optimizer = begin()
         for batch in run.batches(Numbers(), size=8, epochs=3):
@@ -652,20 +900,75 @@ STEPS = [
             optimizer.step()
         """,
     ),
-    refused(
-        "scheduler.step behind run.step",
-        "a schedule was stepped after run.step of step 4: a snapshot taken in run.step lacks that",
+    right(
+        "gradients of two passes added up by run.gradients",
+        ADDED_UP.format(
+            join=", virtual_shards=4",
+            wrapped="",
+            more="run.gradients(lambda part: model(part.inputs).mean(), batch)",
+        ),
+        like=ADDED_UP.format(join="", wrapped="run.wrap(model)", more="backward(model, batch)"),
+    ),
+    right(
+        "code behind run.step, over a kill",
         """
         run = ef.join(seed=7, every="4 steps", threads=1)
         model = run.wrap(Counter())
+        average = torch.optim.swa_utils.AveragedModel(model)
         optimizer = optimizer_of(model)
-        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-        run.keep(model=model, optimizer=optimizer, scheduler=scheduler)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        run.keep(model=model, optimizer=optimizer, scheduler=scheduler, average=average, best=0)
         for batch in run.batches(Numbers(), size=8, epochs=3):
             run.step(loss=learn(model, optimizer, batch))
-            if batch.end.step == 4:
-                scheduler.step(run.evaluate(Numbers(), loss=lambda outputs, targets: outputs.mean())["loss"])
+            scheduler.step()
+            average.update_parameters(model)
+            if batch.end.step % 4 == 0:
+                run.evaluate(Numbers(), loss=lambda outputs, targets: outputs.mean())
+                run.kept["best"] += 1
+            if START == 1 and batch.end.step == 10:
+                die()
+        assert (run.kept["best"], int(average.n_averaged)) == (3, 15)
+        model.load_state_dict(average.module.state_dict())
+        run.finish()
         """,
+        before=(KILLED,),
+        like="""
+        run = ef.join(seed=7, every="4 steps", threads=1)
+        model = run.wrap(Counter())
+        average = torch.optim.swa_utils.AveragedModel(model)
+        optimizer = optimizer_of(model)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        run.keep(model=model, optimizer=optimizer, scheduler=scheduler, average=average)
+        step = run.step
+        for batch in run.batches(Numbers(), size=8, epochs=3):
+            loss = learn(model, optimizer, batch)
+            average.update_parameters(model)
+            scheduler.step()
+            if batch.end.step == 15:
+                model.load_state_dict(average.module.state_dict())
+            run.step(loss=loss)
+        run.finish()
+        """,
+    ),
+    right(
+        "code behind run.step, and a request to exit",
+        """
+        import signal
+        run = ef.join(seed=7, every="4 steps", threads=1)
+        model = run.wrap(Counter())
+        optimizer = optimizer_of(model)
+        run.keep(model=model, optimizer=optimizer, seen=0)
+        for batch in run.batches(Numbers(), size=8, epochs=3):
+            run.step(loss=learn(model, optimizer, batch))
+            if START == 1 and batch.end.step == 6:
+                os.kill(os.getpid(), signal.SIGTERM)
+            run.evaluate(Numbers(), loss=lambda outputs, targets: outputs.mean())
+            run.kept["seen"] += 1
+        assert not run.is_finished or run.kept["seen"] == 15
+        run.finish()
+        """,
+        before=(0,),
+        ranks=2,
     ),
     refused(
         "optimizer.step behind the loop",
@@ -1343,7 +1646,7 @@ def test_the_last_batch_of_each_epoch_says_so(loops: Loops, tmp_path: Path) -> N
             run.step(loss=learn(model, optimizer, batch))
             with open({str(ends)!r}, "a") as file:
                 file.write(f"{{START}}: {{batch.end.step}}\\n" * batch.is_last_of_epoch)
-            if START == 1 and batch.end.step == 8:
+            if START == 1 and batch.end.step == 9:
                 die()
         run.finish()
         """

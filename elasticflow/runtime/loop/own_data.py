@@ -1,0 +1,123 @@
+"""Random draws and losses of a loop that reads its data itself, without `Run.batches`.
+
+Such a loop draws its samples, or their order, from the global generators. Each pass begins in a state that follows from the seed
+and the step, so that a restart draws what an undisturbed run draws. Where a script seeds all ranks alike, the state is the same on
+all of them: they may draw one order together. Where it seeds them differently, as by `torch.manual_seed(1337 + rank)`, the state
+depends on the rank, too: the ranks draw different samples.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from elasticflow.runtime.process import random_streams
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elasticflow.runtime.process.context import Worker
+
+_COMPARED_PASSES = 2
+
+
+class OwnData:
+    """Seeds the generators for each pass, and warns of what a restart cannot repeat. Every rank has one.
+
+    Args:
+        worker: This worker.
+        tell: Writes a text where no supervisor follows the log.
+    """
+
+    def __init__(self, worker: Worker, tell: Callable[[str], None]) -> None:
+        self._worker, self._tell = worker, tell
+        # In the keys of Python's, NumPy's and torch's generator.
+        self._ranks = (0, 0, 0)
+        self._losses: list[list[str]] = []
+        self._has_seeded = self._looks_for_draws = self._has_looked_for_workers = False
+        # After `seed`, to see if the next pass draws.
+        self._words_before: list[Any] | None = None
+
+    def note_seeds(self) -> None:
+        """Learn which generators the script has seeded differently on each rank. Collective: every rank."""
+        numpy_state: Any = np.random.get_state()  # noqa: NPY002  # scripts draw from the global generator
+        states = (
+            hash(random.getstate()),
+            numpy_state[1].tobytes().hex() + str(numpy_state[2:]),
+            torch.initial_seed(),
+        )
+        told = [text.split("|") for text in self._worker.gather_text("|".join(map(str, states)))]
+        rank = self._worker.rank
+        of_python, of_numpy, of_torch = (
+            rank if len(set(seeds)) > 1 else 0 for seeds in zip(*told, strict=True)
+        )
+        self._ranks = of_python, of_numpy, of_torch
+
+    def note_resumed(self) -> None:
+        """Note that the first pass of a resumed run has ended; if `seed` was not called before it, look if passes draw."""
+        self._looks_for_draws = not self._has_seeded
+
+    def seed(self, step: int) -> None:
+        """Seed the generators for the pass after *step*."""
+        self._has_seeded = True
+        if self._words_before is not None and self._words_before != self._words():
+            self._looks_for_draws = False
+            self._warn(
+                "the first pass after this restart drew the random numbers of the run's first pass, and other passes draw numbers, too: "
+                "for step in run.steps(...) or run.epochs(...) seeds the generators before the first pass, as before all others"
+            )
+        of_python, of_numpy, of_torch = (
+            random_streams.hook_key(self._worker.seed, step, rank, "own data") for rank in self._ranks
+        )
+        self._worker.generators.seed_model(of_torch)
+        random_streams.seed_two(of_python, of_numpy)
+        self._words_before = self._words() if self._looks_for_draws else None
+
+    def warn_of_workers(self) -> None:
+        """Warn, after an epoch, of loader processes that live on: no restart has the states of their random generators."""
+        if self._has_looked_for_workers:
+            return
+        self._has_looked_for_workers = True
+        loaders = (each for each in gc.get_objects() if issubclass(type(each), DataLoader))
+        if any(loader.persistent_workers and loader.num_workers for loader in loaders):
+            self._warn(
+                "a DataLoader has persistent_workers, whose random generators go on from epoch to epoch: samples that draw random numbers "
+                "are others after a restart; without persistent_workers each epoch has the same ones again"
+            )
+
+    def end_pass(self, loss: Any, step: int) -> None:
+        """Seed the generators for the pass after *step*, whose loss on this rank was *loss*. Collective: every rank."""
+        self._compare(loss)
+        self.seed(step)
+
+    def _compare(self, loss: Any) -> None:
+        """Warn if all ranks have the same losses in the first passes: they learn from the same samples. Collective: every rank."""
+        if self._worker.world_size == 1 or len(self._losses) == _COMPARED_PASSES:
+            return
+        self._losses.append(
+            self._worker.gather_text(
+                "" if loss is None else repr(float(getattr(loss, "detach", lambda: loss)()))
+            )
+        )
+        told = [losses[0] for losses in self._losses]
+        is_alike = all(len(set(losses)) == 1 and losses[0] for losses in self._losses)
+        if len(self._losses) == _COMPARED_PASSES and is_alike and len(set(told)) == _COMPARED_PASSES:
+            self._warn(
+                f"every rank has the same loss, {told[0]} and {told[1]} in its first passes: all of them learn from the same samples, "
+                "each of which counts as one only, unless the script averages the loss itself; seed the generator that draws samples "
+                "by run.rank before run.keep, give each rank its part (DistributedSampler), or read the data by run.batches"
+            )
+
+    def _words(self) -> list[Any]:
+        return [generator.word.value for generator in self._worker.generators.of_data]
+
+    def _warn(self, text: str) -> None:
+        if self._worker.rank == 0:
+            warnings.warn(text, stacklevel=4)  # into the log, and onto a supervisor's console
+        self._tell(text)
