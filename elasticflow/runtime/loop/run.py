@@ -444,7 +444,8 @@ class Run:
     def step(self, *, loss: Any = None, samples: int | None = None) -> None:
         """Finish a step: report it, take a snapshot if one is due, and learn whether the ranks are asked to exit. Collective.
 
-        A kept `Evaluation` and hooks that are due run before the snapshot.
+        A kept `Evaluation` and hooks that are due run before the snapshot. In a loop over `batches` or `steps` the script's code
+        behind this call belongs to the step: the snapshot is taken once the pass has ended.
         Every rank calls this at the end of each pass through the loop, after optimizer and scheduler have stepped. Ranks
         exchange messages every tenth of a second only, so short steps wait neither for the GPU nor for other ranks here.
         A pass that only accumulated gradients, without an optimizer step, belongs to the next step of the optimizer: no snapshot
