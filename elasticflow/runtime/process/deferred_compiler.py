@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 import threading
+import time
 from collections import deque
 from importlib.abc import Loader
 from types import ModuleType
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
 
 _COMPILER = "torch._dynamo"
+_OF_IMPORTS = "<frozen importlib._bootstrap>"
+_LONGEST_WAIT_S = 60  # the import takes 1 to 10 s
 
 
 def defer() -> None:
@@ -36,6 +40,10 @@ def defer() -> None:
     if _COMPILER in sys.modules or (spec := importlib.util.find_spec(_COMPILER)) is None:
         return
     deferred = _Deferred(spec)
+    forks = deferred.forks
+    os.register_at_fork(
+        before=forks.begin, after_in_parent=forks.end_in_parent, after_in_child=forks.end_in_child
+    )
     sys.modules[_COMPILER] = deferred
     vars(sys.modules["torch"])["_dynamo"] = deferred
     sys.meta_path.insert(0, _Finder(deferred))
@@ -68,6 +76,7 @@ class _Deferred(ModuleType):
             __spec__=spec,
             waiting=deque(),
             lock=threading.Lock(),
+            forks=_Forks(),
             answers={
                 ("torch._compile", "disable"): self._keep_out,
                 ("torch.optim.optimizer", "graph_break"): _nothing,
@@ -110,8 +119,10 @@ class _Deferred(ModuleType):
 
     def imported(self) -> Any:
         """Return the compiler, imported; what waits for that is done before."""
+        self.forks.wait_for_end()
         with self.lock:  # not held while importing: imports have locks of their own, which notice when threads wait in a circle
             if sys.modules.get(_COMPILER) is self:
+                self.forks.importing = threading.get_ident()
                 del sys.modules[_COMPILER]
         compiler = importlib.import_module(_COMPILER)
         if not compiler.__spec__._initializing:  # type: ignore[union-attr]  # noqa: SLF001  asked for by itself, or all there
@@ -122,6 +133,54 @@ class _Deferred(ModuleType):
     def _next_waiting(self) -> Callable[[], None] | None:
         with self.lock:
             return self.waiting.popleft() if self.waiting else None
+
+
+class _Forks:
+    """Has forks wait while another thread imports the compiler.
+
+    A child could import nothing more of it. And both would wait for ever: a fork takes the lock of `logging`, then that of
+    imports, while a thread that imports a module of the compiler takes them the other way round (CPython, PyOS_BeforeFork,
+    Lib/importlib/_bootstrap.py `_find_spec`). So `begin` is registered after, and called before, what `logging` has registered.
+    """
+
+    def __init__(self) -> None:
+        self.importing: int | None = None  # the thread
+        self._forking: set[int] = set()  # threads
+
+    @property
+    def has_begun(self) -> bool:
+        """True while another thread forks."""
+        return bool(self._forking - {threading.get_ident()})
+
+    def begin(self) -> None:
+        """Wait until no other thread imports the compiler; that thread may wait for this one, so not for ever."""
+        deadline = time.monotonic() + _LONGEST_WAIT_S
+        while self._is_imported_elsewhere() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        self._forking.add(threading.get_ident())
+
+    def _is_imported_elsewhere(self) -> bool:
+        """Return whether the thread that began to import the compiler, another one, still imports: it then holds locks of imports."""
+        if self.importing in (None, threading.get_ident()):
+            return False
+        frame = sys._current_frames().get(self.importing)  # noqa: SLF001  public, in spite of its name
+        while frame is not None and frame.f_code.co_filename != _OF_IMPORTS:
+            frame = frame.f_back
+        return frame is not None
+
+    def end_in_parent(self) -> None:
+        """Have other threads import the compiler again."""
+        self._forking.discard(threading.get_ident())
+
+    def end_in_child(self) -> None:
+        """Know of the only thread that the child has."""
+        self._forking = set()
+
+    def wait_for_end(self) -> None:
+        """Wait while another thread forks: milliseconds."""
+        deadline = time.monotonic() + _LONGEST_WAIT_S
+        while self.has_begun and time.monotonic() < deadline:
+            time.sleep(0.001)
 
 
 class _Part:
@@ -143,7 +202,9 @@ class _Finder:
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: object = None) -> ModuleSpec | None:
         """Return how to import a module of the compiler, if it is imported by now; else the next finder knows."""
-        if not name.startswith(f"{_COMPILER}.") or sys.modules.get(_COMPILER) is not self._deferred:
+        is_asked = name.startswith(f"{_COMPILER}.") and sys.modules.get(_COMPILER) is self._deferred
+        if not is_asked or self._deferred.forks.has_begun:
+            # A thread that forks waits for the lock that is held here; the module is imported alone, and the compiler after that.
             return None
         self._deferred.imported()
         module = sys.modules.get(name)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.end_to_end.harness import Project
     from tests.measured.campaign.trajectory import Disturbed
 
-SEED = 20261126
+SEED = 20261127
 TABLE = Path(__file__).with_name("sharded.md")
 JOB = "transformer"
 VIRTUAL_SHARDS = 12

@@ -169,3 +169,43 @@ def test_threads_that_use_the_compiler_at_once_import_it_once() -> None:
         said += [held.graph_break is torch._dynamo.graph_break]
     """)
     assert [*[1] * 12, 1, 1, True, True] == said
+
+
+def test_a_fork_while_a_thread_imports_the_compiler_waits_for_nothing() -> None:
+    """As a loader's process may be started while another thread compiles for the first time; the child can compile, too."""
+    said = _said("""
+        import os, threading
+        optimizer.state_dict()
+        thread = threading.Thread(target=__import__, args=("torch._dynamo.config",))
+        thread.start()
+        forks = 0
+        while thread.is_alive():
+            child = os.fork()
+            if child == 0: os._exit(0)
+            os.waitpid(child, 0)
+            forks += 1
+        said += [forks > 0, imported()]
+        child = os.fork()
+        if child == 0:
+            import torch._dynamo.config
+            os._exit(0)
+        said += [os.waitpid(child, 0)[1]]
+    """)
+    assert [True, True, 0] == said
+
+
+def test_a_module_that_does_not_come_along_is_found() -> None:
+    """One of the compiler's that it does not import itself has its own loader; one that does not exist is an error."""
+    said = _said("""
+        import importlib, importlib.util
+        said += [importlib.util.find_spec("torch._dynamo.gone") is None]
+        from pathlib import Path
+        name = next(
+            each.stem
+            for each in sorted(Path(importlib.util.find_spec("torch._dynamo").origin).parent.glob("*.py"))
+            if each.stem in ("tensorboard_utils", "test_case", "test_minifier_common", "testing", "graph_utils")
+        )
+        module = importlib.import_module(f"torch._dynamo.{name}")
+        said += [imported(), type(module.__spec__.loader).__name__, module.__file__.endswith(f"{name}.py")]
+    """)
+    assert [True, True, "SourceFileLoader", True] == said
