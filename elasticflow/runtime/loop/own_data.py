@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import random
 import warnings
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,14 @@ if TYPE_CHECKING:
     from elasticflow.runtime.process.context import Worker
 
 _COMPARED_PASSES = 2
+
+
+def seeds() -> list[str]:
+    """Return a text for each generator, of Python, NumPy and torch: the same in all processes that have seeded it alike."""
+    numpy_state: Any = np.random.get_state()  # noqa: NPY002  # scripts draw from the global generator
+    # Not `hash`: that of None is another one in each process.
+    states = repr(random.getstate()).encode(), numpy_state[1].tobytes() + repr(numpy_state[2:]).encode()
+    return [*(sha256(state).hexdigest() for state in states), str(torch.initial_seed())]
 
 
 class OwnData:
@@ -46,16 +55,10 @@ class OwnData:
 
     def note_seeds(self) -> None:
         """Learn which generators the script has seeded differently on each rank. Collective: every rank."""
-        numpy_state: Any = np.random.get_state()  # noqa: NPY002  # scripts draw from the global generator
-        states = (
-            hash(random.getstate()),
-            numpy_state[1].tobytes().hex() + str(numpy_state[2:]),
-            torch.initial_seed(),
-        )
-        told = [text.split("|") for text in self._worker.gather_text("|".join(map(str, states)))]
+        told = [text.split() for text in self._worker.gather_text(" ".join(seeds()))]
         rank = self._worker.rank
         of_python, of_numpy, of_torch = (
-            rank if len(set(seeds)) > 1 else 0 for seeds in zip(*told, strict=True)
+            rank if len(set(each)) > 1 else 0 for each in zip(*told, strict=True)
         )
         self._ranks = of_python, of_numpy, of_torch
 
