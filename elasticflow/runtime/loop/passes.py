@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch import Tensor
+    from torch.optim import Optimizer
 
     from elasticflow.runtime.loop.batch import Batch
     from elasticflow.runtime.state.state import State
@@ -38,7 +39,10 @@ class Pass:
     def __init__(self) -> None:
         self.batch: Batch | None = None
         self.is_left = False
-        self._has_moved = self._has_settled = self._was_pending = self._has_gradients = False
+        self._has_moved = self._has_settled = self._was_pending = False
+        self._unused: set[int] = (
+            set()
+        )  # `id` of parameters with gradients of `Run.gradients` that no optimizer has used
         self._buffers: list[Tensor] = []
         self._parameters: Callable[[], Iterable[Tensor]] = tuple
         self._sharded_modules: Sequence[Any] = ()
@@ -157,18 +161,25 @@ class Pass:
         Args:
             overwrites: The code within puts its gradients in the place of others.
         """
-        left = []
-        if overwrites and self._has_gradients:
-            left = [(p, p.grad.detach().clone()) for p in self._parameters() if p.grad is not None]
-            for parameter, _ in left:
-                parameter.grad = None
+        if not overwrites:
+            yield
+            return
+        left = [
+            (p, p.grad.detach().clone())
+            for p in self._parameters()
+            if id(p) in self._unused and p.grad is not None
+        ]
+        for parameter, _ in left:
+            parameter.grad = None
         yield
         for parameter, gradient in left:
             parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)
-        self._has_gradients = True
+        self._unused = {id(p) for p in self._parameters() if p.grad is not None}
 
-    def _note_move(self, *_: object) -> None:
-        self._has_moved, self._has_gradients = True, False
+    def _note_move(self, optimizer: Optimizer, *_: object) -> None:
+        self._has_moved = True
+        if self._unused:
+            self._unused -= {id(p) for group in optimizer.param_groups for p in group["params"]}
 
     def _sum_of_versions(self) -> int:
         return sum(map(version_of, self._buffers))
