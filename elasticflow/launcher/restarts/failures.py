@@ -239,7 +239,7 @@ def first_failure(reports: Sequence[Report], *, is_finished: bool = False) -> Fa
         error=describe(first),
         traceback=_traceback(first),
         others=_fold(first, [r for r in failed if r is not first]),
-        stderr=() if first.raised is not None else _last_lines(first.stderr),
+        stderr=() if first.raised is not None else _last_lines(first),
         is_final=_usage_error(first) is not None
         or (first.raised is not None and first.raised.get("final") is True),
         exception=None if first.raised is None else first.raised.get("exception"),
@@ -255,7 +255,7 @@ def describe(report: Report) -> str:
         return "no progress"
     if report.oom_killed:
         return "killed by the kernel: memory ran out"
-    last = _last_exception(report.stderr)
+    last = None if _is_killed(report) else _last_exception(report.stderr)
     if last is not None:
         return last
     if report.exit_code is None:
@@ -331,9 +331,12 @@ def _traceback(report: Report) -> str | None:
     if report.raised is not None:
         text = report.raised.get("traceback")
         return str(text) if text else None
-    if (traceback := _last_traceback(report.stderr)) is not None:
-        return traceback
-    return _fatal(report.stderr) if report.exit_code is not None and report.exit_code < 0 else None
+    return _fatal(report.stderr) if _is_killed(report) else _last_traceback(report.stderr)
+
+
+def _is_killed(report: Report) -> bool:
+    """Return whether a signal ended the worker: an exception in its standard error was logged, and did not end it."""
+    return report.exit_code is not None and report.exit_code < 0
 
 
 def _fatal(stderr: str) -> str | None:
@@ -361,10 +364,12 @@ def _terminated(stderr: str) -> str | None:
     return None if terminated is None else _ENFORCE.sub("", terminated[2] or terminated[1])
 
 
-def _last_lines(stderr: str) -> tuple[str, ...]:
+def _last_lines(report: Report) -> tuple[str, ...]:
     """Return the last lines before the stacks, which are reported separately."""
-    text = stderr[: fatal.start()] if (fatal := _FATAL.search(stderr)) else stderr
-    if (traceback := _last_traceback(text)) is not None:
+    text = report.stderr
+    if (fatal := _FATAL.search(text)) is not None:
+        text = text[: fatal.start()]
+    if not _is_killed(report) and (traceback := _last_traceback(text)) is not None:
         text = text.partition(_TRACEBACK if _TRACEBACK in text else traceback)[0]
     # A progress bar writes its line anew behind each carriage return: the last of them is what a terminal shows.
     lines = [line.rstrip().rpartition("\r")[2][:_LONGEST_LINE] for line in text.split("\n")]

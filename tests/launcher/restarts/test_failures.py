@@ -228,6 +228,14 @@ def test_a_crash_beside_a_progress_bar_shows_the_script_s_stack() -> None:
     assert ("loading", " 20%|██        | 20/100") == found.stderr
 
 
+def test_an_exception_that_was_logged_is_not_what_a_signal_did() -> None:
+    """The worker handled it, and was killed later."""
+    found = first_failure([Report(0, -9, stderr=f"no cache\n{CALLS}KeyError: 1\nwithout it\n")])
+    assert found is not None
+    assert ("killed by SIGKILL", None) == (found.error, found.traceback)
+    assert found.stderr[-2:] == ("KeyError: 1", "without it")
+
+
 def test_an_ignored_exception_is_no_error() -> None:
     """A destructor raised, and the process ended by its own exit code."""
     assert "exit code 7, without an exception" == describe(Report(0, 7, stderr=IGNORED))
