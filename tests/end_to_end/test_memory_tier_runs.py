@@ -296,7 +296,8 @@ def test_without_room_for_a_third_state_it_says_so(project: Project) -> None:
     running = project.run(JOB, "narrow", *sets, job="tiny", **environment)
     (pauses,) = running.wait_for("the reason", lambda: named(running.events(), events.HELD_PAUSES))
     assert "3 times" in pauses["reason"]
-    assert "nothing is held while a snapshot is being written" in " ".join(running.told().split())
+    words = "nothing is held while a snapshot is being written"
+    running.wait_for("its line", lambda: words in " ".join(running.told().split()))  # shown after the event
     assert "no later step while a snapshot is being written" in project.call("status", "narrow").stdout
 
 

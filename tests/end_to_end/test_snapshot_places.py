@@ -30,7 +30,7 @@ def test_relative_place_is_the_same_under_torchrun_from_another_folder(project: 
     assert not (first.run.path / "snapshots").exists()
 
     sets = ("--set=train.epochs=2", "--set=snapshots.uri=file://kept")
-    compiled = project.start("compile", "jobs/mnist.toml", "-o", "launch", *sets, run_id="none")
+    compiled = project.start("plan", "jobs/mnist.toml", "-o", "launch", *sets, run_id="none")
     assert compiled.end() == 0, compiled.told()
     done = subprocess.run(
         ["bash", str(project.root / "launch" / "torchrun.sh")],

@@ -48,7 +48,7 @@ def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]
         sets = [f"snapshots.uri={shared}", "nodes.max=3", "nodes.nproc_per_node=1", "snapshots.keep.last=3"]
         sets += getattr(request, "param", [])
         rendered = project.start(
-            *("render", "kubernetes", "jobs/tiny.toml", "-o", "tiny.yaml"),
+            *("submit", "kubernetes", "jobs/tiny.toml", "--print", "-o", "tiny.yaml"),
             *(f"--set={text}" for text in sets),
             run_id="-",
         )

@@ -144,7 +144,9 @@ def test_environment_is_light_and_has_the_schema(hook: Hook, capsys: pytest.Capt
     assert names.isdisjoint({"torch", "numpy", "safetensors", "s3fs"})
     assert mebibytes < 80
     program = packages.parents[2] / "bin" / "elasticflow"
-    done = subprocess.run([program, "schema"], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [program, "guide", "--schema", "job"], capture_output=True, text=True, timeout=60, check=True
+    )
     assert (hook.repository / "elasticflow" / "jobfile" / "tables" / "job.schema.json").read_text(
         "utf-8"
     ) == done.stdout

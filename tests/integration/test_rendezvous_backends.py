@@ -182,7 +182,7 @@ def test_torchrun_script_of_an_etcd_job_trains(projects: Callable[[str], Project
     sets = ("torchrun.rdzv_backend=etcd-v2", f"nodes.endpoint=127.0.0.1:{etcd_port}", "train.epochs=1")
     write_jobs(project)
     compiled = project.start(
-        "compile", "jobs/counting.toml", "-o", "launch", *[f"--set={text}" for text in sets], run_id="none"
+        "plan", "jobs/counting.toml", "-o", "launch", *[f"--set={text}" for text in sets], run_id="none"
     )
     assert 0 == compiled.end(), compiled.told()
     done = subprocess.run(
