@@ -37,12 +37,14 @@ class Varying(NamedTuple):
     Attributes:
         parts: Where the two readings differ, as far as it can be told: `[0]: float32 (3, 64, 64)`.
         generators: Random generators that the dataset holds for itself: `dataset.rng`.
+        is_plain: It differs outside of objects, too.
     """
 
     sample: int
     kind: str
     parts: tuple[str, ...] = ()
     generators: tuple[str, ...] = ()
+    is_plain: bool = True
 
     def to_json(self) -> str:
         """Return it as text, for another rank."""
@@ -51,8 +53,8 @@ class Varying(NamedTuple):
     @classmethod
     def from_json(cls, text: str) -> Varying:
         """Parse the text that `to_json` returns."""
-        sample, kind, parts, generators = json.loads(text)
-        return cls(sample, kind, tuple(parts), tuple(generators))
+        sample, kind, parts, generators, is_plain = json.loads(text)
+        return cls(sample, kind, tuple(parts), tuple(generators), is_plain)
 
 
 class Look(NamedTuple):
@@ -60,13 +62,15 @@ class Look(NamedTuple):
 
     Attributes:
         by_content: Fingerprint of the dataset; empty for a mixture.
-        by_length: Fingerprint that is the same at each opening, though samples vary; empty for a mixture.
+        by_plain: Fingerprint that is the same at each opening, though objects in samples vary; empty for a mixture.
+        by_length: Fingerprint that is the same at each opening, however samples vary; empty for a mixture.
         unseen: Classes of objects in its samples that cannot be looked into.
         varying: A sample that is not the same when it is read twice, the first one found.
         sets: For a mixture, size and look of each set.
     """
 
     by_content: str
+    by_plain: str
     by_length: str
     unseen: tuple[str, ...] = ()
     varying: Varying | None = None
@@ -75,7 +79,10 @@ class Look(NamedTuple):
     def fingerprint(self, varying: Sequence[Varying] = ()) -> str:
         """Return the data's fingerprint, given the *varying* samples that other ranks have seen."""
         if not self.sets:
-            return self.by_length if varying or self.varying is not None else self.by_content
+            seen = [*varying, *([] if self.varying is None else [self.varying])]
+            if any(each.is_plain for each in seen):
+                return self.by_length
+            return self.by_plain if seen else self.by_content
         of_sets, before = [], 0
         for size, look in self.sets:
             inside = [each for each in varying if before <= each.sample < before + size]
@@ -116,13 +123,13 @@ def look_at(dataset: Any) -> Look:
     if own is not None:
         text = str(own() if callable(own) else own)
         look = _of_samples(dataset, _PROBES_BESIDE, _BESIDE_S)
-        return look._replace(by_content=text, by_length=text)
+        return look._replace(by_content=text, by_plain=text, by_length=text)
     if not all(isinstance(column, np.ndarray | torch.Tensor) for column in columns):
         return _of_samples(dataset, _PROBES_IN_MEMORY if isinstance(dataset, list) else _PROBES)
     mark = _short(_of_rows(dataset, columns))
     if isinstance(dataset, TensorDataset) and type(dataset).__getitem__ is not TensorDataset.__getitem__:
-        return _of_samples(dataset, _PROBES)._replace(by_content=mark, by_length=mark)
-    return Look(mark, mark)
+        return _of_samples(dataset, _PROBES)._replace(by_content=mark, by_plain=mark, by_length=mark)
+    return Look(mark, mark, mark)
 
 
 def combined(sizes: Sequence[int], looks: Sequence[Look]) -> Look:
@@ -133,7 +140,7 @@ def combined(sizes: Sequence[int], looks: Sequence[Look]) -> Look:
         if look.varying is not None and varying is None:
             varying = look.varying._replace(sample=before + look.varying.sample)
         before += size
-    return Look("", "", tuple(unseen), varying, tuple(zip(sizes, looks, strict=True)))
+    return Look("", "", "", tuple(unseen), varying, tuple(zip(sizes, looks, strict=True)))
 
 
 def without_trace(read: Callable[[], T]) -> T:
@@ -153,10 +160,12 @@ class _Reading(NamedTuple):
     Attributes:
         content: Digest of them all, one after another.
         digests: The digest after each sample.
+        plain: The plain digest after each sample.
     """
 
     content: Content
     digests: list[bytes]
+    plain: list[bytes]
 
 
 class _Probe:
@@ -182,12 +191,13 @@ class _Probe:
             raise
 
     def read(self, indices: Sequence[int], limit_s: float | None) -> _Reading:
-        reading = _Reading(Content(), [])
+        reading = _Reading(Content(), [], [])
         reading.content.add_text(_length(self._dataset).decode())
         until = None if limit_s is None else time.monotonic() + limit_s
         for index in indices:
             reading.content.add(self.sample(index))
             reading.digests.append(reading.content.digest())
+            reading.plain.append(reading.content.plain_digest())
             if until is not None and time.monotonic() > until:
                 break
         return reading
@@ -207,9 +217,9 @@ def _of_readings(dataset: Any, indices: list[int], limit_s: float | None) -> Loo
     varying = None
     if once.digests != again.digests:
         place = next(n for n, digest in enumerate(once.digests) if digest != again.digests[n])
-        varying = _varying(probe, dataset, indices[place])
-    marks = _short(once.content.digest()), _short(_length(dataset))
-    return Look(*marks, tuple(once.content.unseen), varying)
+        varying = _varying(probe, dataset, indices[place])._replace(is_plain=once.plain != again.plain)
+    marks = once.content.digest(), once.content.plain_digest(), _length(dataset)
+    return Look(*map(_short, marks), tuple(once.content.unseen), varying)
 
 
 def _varying(probe: _Probe, dataset: Any, index: int) -> Varying:

@@ -33,7 +33,8 @@ class Content:
     """Digest of values that are added one after another.
 
     An object counts by its class and by what pickling it would keep: the fields of a dataclass, an attrs or a pydantic
-    class, `__dict__` and `__slots__`, the items of a set.
+    class, `__dict__` and `__slots__`, the items of a set. In the plain digest, for samples whose objects vary, it counts by
+    its class alone.
 
     Attributes:
         unseen: Classes of the objects that cannot be looked into, each once.
@@ -41,6 +42,7 @@ class Content:
 
     def __init__(self, new_hash: Callable[[], Any] = sha256) -> None:
         self._hash = new_hash()
+        self._plain: Any = None  # from the first object on: the hash of what lies outside of objects
         self._new_hash = new_hash
         # Objects that the walk is inside of, the outermost first.
         self._inside: list[int] = []
@@ -62,8 +64,14 @@ class Content:
         digest: bytes = self._hash.digest()
         return digest
 
+    def plain_digest(self) -> bytes:
+        """Return the digest of everything added so far, without what objects hold."""
+        return self.digest() if self._plain is None else self._plain.digest()
+
     def _update(self, data: Any) -> None:
         self._hash.update(data)
+        if self._plain is not None and not self._inside:
+            self._plain.update(data)
 
     def _add(self, value: Any) -> None:
         if self._inside and not self._has_room(value):
@@ -129,7 +137,7 @@ class Content:
             self.unseen[f"tensor of layout {value.layout}"] = None
 
     def _add_object(self, value: Any) -> None:
-        """Add an object that is no plain data."""
+        """Add an object that is no plain data; the plain digest sees nothing inside of it."""
         name = notes.name_of(value)
         if id(value) in self._inside:  # it refers to itself
             self._update(f"^{len(self._inside) - self._inside.index(id(value))}".encode())
@@ -154,6 +162,8 @@ class Content:
         self._add(kept)
 
     def _enter(self, value: Any, name: str) -> None:
+        if self._plain is None:
+            self._plain = self._hash.copy()
         self._update(name.encode())
         self._inside.append(id(value))
 

@@ -132,6 +132,23 @@ def test_a_sample_that_varies_is_refused_in_exact_mode_and_told_in_batch_mode(
         assert ("dataset.rng" in (refused.value.remedy or "")) == (rng is not None)
 
 
+def test_plain_values_beside_objects_that_vary_still_count(me: Any) -> None:
+    """Labels beside augmented pictures: other labels are other data, on a rank that saw no difference as well."""
+
+    def noisy(by: int) -> Noisy:
+        return Noisy(np.random.default_rng(0), lambda i, rng: (Picture(rng.random()), i + by))
+
+    one, again, other = (fingerprint_of(noisy(by)) for by in (0, 0, 1))
+    assert one == again != other
+    seen = look_at(noisy(0)).varying
+    assert seen is not None
+    assert not seen.is_plain
+    still = look_at(Rows(lambda i: (Picture(i), i)))
+    assert still.fingerprint([seen]) == one != still.fingerprint()
+    me.gather_text = lambda text: [text, text or seen.to_json()]
+    assert index_loader.open_dataset(me, lambda: Rows(lambda i: (Picture(i), i)), "train").fingerprint == one
+
+
 def test_what_differs_in_a_sample_is_named() -> None:
     """Its key, or its place."""
     looks = [look_at(Noisy(*VARYING[kind])) for kind in ("numpy", "python", "the time")]

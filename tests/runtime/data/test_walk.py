@@ -17,7 +17,7 @@ import pytest
 import torch
 from pydantic import BaseModel
 
-from elasticflow.runtime.data.walk import digest_of
+from elasticflow.runtime.data.walk import Content, digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,6 +102,21 @@ def test_objects_count_by_what_they_hold(make: Any) -> None:
     assert not unseen
     assert digest == digest_of((make(0), 7))[0]
     assert digest != digest_of((make(1), 7))[0]
+
+
+def test_plain_data_has_one_digest() -> None:
+    """An object has two; the plain one does not see inside of it."""
+
+    def digests(value: Any) -> tuple[bytes, bytes]:
+        content = Content()
+        content.add(value)
+        return content.plain_digest(), content.digest()
+
+    plain, whole = digests({"x": [torch.zeros(2), 1, "a", None, b"c"]})
+    assert plain == whole
+    one, other = (digests([Picture(torch.zeros(1), number), 3]) for number in (1, 2))
+    assert one[0] == other[0] != one[1]
+    assert one[1] != other[1]
 
 
 class Closed:
