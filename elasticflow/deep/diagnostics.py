@@ -44,6 +44,7 @@ _REMEDIES = {
     "device": "the job needs a GPU, and there is none here: check it on a machine that has one",
     "memory": "the job needs more memory than this machine has: check it on a larger one",
 }
+_LIMIT = ("snapshots", "staging_limit")
 
 
 def diagnostics_of(report: DeepReport, source: Source) -> list[Diagnostic]:
@@ -61,9 +62,6 @@ def _diagnostic(problem: Problem, source: Source) -> Diagnostic:
         severity="warning" if problem.is_warning else "error",
         remedy="\n".join(lines) or None,
     )
-
-
-_LIMIT = ("snapshots", "staging_limit")
 
 
 def check_deep_facts(

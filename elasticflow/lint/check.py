@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import io
-import os
-import re
-import tokenize
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.jobfile.diagnostics import codes
@@ -25,11 +19,12 @@ from elasticflow.lint.rules import (
 from elasticflow.lint.rules.finding import Finding, View
 from elasticflow.lint.script.collectives import Collectives
 from elasticflow.lint.script.ranks import Ranks
+from elasticflow.lint.suppressions import suppressions_in
 from elasticflow.python_source.script import Script
-from elasticflow.run_folder import RUNS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 RULES: tuple[Callable[[View], Iterator[Finding]], ...] = (
     samplers.sampler_without_epoch,
@@ -149,72 +144,3 @@ def _unreadable(error: SyntaxError | UnicodeDecodeError, name: str) -> Diagnosti
         column + 1,
         excerpt=excerpt or None,
     )
-
-
-_LINE = re.compile(
-    r"#\s*noqa\b(?P<codes>\s*:\s*[A-Z]+[0-9]+(?:[,\s]+[A-Z]+[0-9]+)*)?(?P<more>\s*:)?", re.IGNORECASE
-)
-_FILE = re.compile(
-    r"#\s*elasticflow\s*:\s*noqa\b(?P<codes>\s*:\s*[A-Z]+[0-9]+(?:[,\s]+[A-Z]+[0-9]+)*)?", re.IGNORECASE
-)
-_CODE = re.compile(r"[A-Z]+[0-9]+")
-_ALL = frozenset({"all"})
-
-
-@dataclass
-class Suppressions:
-    """The suppressed codes of a file.
-
-    Attributes:
-        lines: The suppressed codes of each line, from 1; `all` for every code.
-        file: The codes that are suppressed in the whole file.
-    """
-
-    lines: dict[int, frozenset[str]] = field(default_factory=dict)
-    file: frozenset[str] = frozenset()
-
-    def covers(self, code: str, first: int, last: int) -> bool:
-        """Return whether a finding from line *first* to line *last* is suppressed."""
-        wanted = {code, *_ALL}
-        return bool(wanted & self.file) or any(
-            wanted & self.lines.get(line, frozenset()) for line in range(first, last + 1)
-        )
-
-
-def suppressions_in(text: str) -> Suppressions:
-    """Return the suppressions in the comments of a valid Python file; strings that look like comments do not count."""
-    found = Suppressions()
-    if "noqa" not in text.lower():
-        return found
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type != tokenize.COMMENT:
-            continue
-        if match := _FILE.search(token.string):
-            found.file |= _codes(match)
-        elif (match := _LINE.search(token.string)) and (match["codes"] or not match["more"]):
-            found.lines[token.start[0]] = _codes(match)
-    return found
-
-
-def _codes(match: re.Match[str]) -> frozenset[str]:
-    return frozenset(_CODE.findall(match["codes"].upper())) if match["codes"] else _ALL
-
-
-_LEFT_OUT = {RUNS, "__pycache__", "node_modules", "site-packages"}
-
-
-def python_files_in(folder: Path) -> list[Path]:
-    """Return the Python files of a folder at any depth, sorted.
-
-    Hidden folders, virtual environments, installed packages, and runs with their copies of sources are left out.
-    """
-    found: list[Path] = []
-    for place, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if _is_wanted(Path(place), name))
-        found += [Path(place, name) for name in sorted(files) if name.endswith(".py")]
-    return found
-
-
-def _is_wanted(place: Path, name: str) -> bool:
-    is_own = not name.startswith(".") and name not in _LEFT_OUT
-    return is_own and not (place / name / "pyvenv.cfg").exists()

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from elasticflow.observe.status import RunStatus
     from elasticflow.run_folder import RunFolder
 
+DEFAULT = "default"
+
 
 @dataclass(frozen=True)
 class LogFile:
@@ -159,9 +161,6 @@ def _logs(folder: RunFolder, target: Path) -> list[LogFile]:
             relative = os.path.relpath(path, target.resolve().parent)
             found.append(LogFile(path.relative_to(logs).as_posix(), Path(relative).as_posix(), size))
     return found
-
-
-DEFAULT = "default"
 
 
 @dataclass(frozen=True)

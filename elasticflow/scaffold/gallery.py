@@ -14,6 +14,42 @@ if TYPE_CHECKING:
 JOB_FILE = "job.toml"
 # In an installed package, the folder of examples/hatch_build.py; in a checkout, the examples themselves.
 _FOLDERS = (Path(__file__).parent / "examples", Path(__file__).parents[2] / "examples")
+_CODE = '''"""Three spirals in a plane: a small network that tells them apart, its data and its metric."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+
+class Net(nn.Module):
+    """A perceptron with two hidden layers."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(2, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 3)
+        )
+
+    def forward(self, points: Tensor) -> Tensor:
+        """Return the scores (samples, 3) of points (samples, 2)."""
+        return self.layers(points)
+
+
+def spirals(split: str = "train", samples: int = 3000) -> TensorDataset:
+    """Return points and the number (0 to 2) of the spiral each lies on: the same ones on every machine."""
+    random = torch.Generator().manual_seed(0 if split == "train" else 1)
+    labels = torch.arange(samples) % 3
+    radius = torch.rand(samples, generator=random)
+    angle = 3.5 * radius + labels * (2 * math.pi / 3) + 0.15 * torch.randn(samples, generator=random)
+    return TensorDataset(torch.stack((radius * angle.cos(), radius * angle.sin()), dim=1), labels)
+
+
+def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the share of samples whose highest score is the right one."""
+    return (outputs.argmax(dim=1) == targets).float().mean()
+'''
 
 
 def examples() -> Mapping[str, str]:
@@ -58,44 +94,6 @@ def _about(folder: Path) -> str:
     """Return the text after the name in the heading of an example's README."""
     with (folder / "README.md").open(encoding="utf-8") as lines:
         return lines.readline().partition(": ")[2].strip()
-
-
-_CODE = '''"""Three spirals in a plane: a small network that tells them apart, its data and its metric."""
-
-import math
-
-import torch
-from torch import Tensor, nn
-from torch.utils.data import TensorDataset
-
-
-class Net(nn.Module):
-    """A perceptron with two hidden layers."""
-
-    def __init__(self, width: int = 64) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(2, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 3)
-        )
-
-    def forward(self, points: Tensor) -> Tensor:
-        """Return the scores (samples, 3) of points (samples, 2)."""
-        return self.layers(points)
-
-
-def spirals(split: str = "train", samples: int = 3000) -> TensorDataset:
-    """Return points and the number (0 to 2) of the spiral each lies on: the same ones on every machine."""
-    random = torch.Generator().manual_seed(0 if split == "train" else 1)
-    labels = torch.arange(samples) % 3
-    radius = torch.rand(samples, generator=random)
-    angle = 3.5 * radius + labels * (2 * math.pi / 3) + 0.15 * torch.randn(samples, generator=random)
-    return TensorDataset(torch.stack((radius * angle.cos(), radius * angle.sin()), dim=1), labels)
-
-
-def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the share of samples whose highest score is the right one."""
-    return (outputs.argmax(dim=1) == targets).float().mean()
-'''
 
 
 def spirals(name: str, *, epochs: int, batch_size: int, workers: int | str) -> tuple[str, dict[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elasticflow.lint.check import python_files_in
+from elasticflow.lint.files import python_files_in
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -27,6 +27,17 @@ if TYPE_CHECKING:
 
 _WIDTH = 60
 _CODE = re.compile(r"EF6?[0-9]{0,2}|ALL")
+_SUBJECTS = {
+    "EF60": "samplers, batch sizes per rank, checks that a resize breaks",
+    "EF61": "checkpoints: written whole, by one rank, with all state, loaded by a restart",
+    "EF62": "ports, mp.spawn, --local_rank",
+    "EF63": "collectives that some ranks do not reach",
+    "EF64": "find_unused_parameters",
+}
+UNTOLD = (
+    "reading cannot tell what other files do, which values a run has, or whether a restart finds its checkpoint: "
+    "kill a worker of a short run to see"
+)
 
 
 @click.command("lint")
@@ -172,7 +183,8 @@ def _selection(select: Sequence[str], ignore: Sequence[str]) -> Selection:
 def _files(given: Sequence[Path]) -> tuple[list[tuple[Path, str]], int]:
     """Return the files to read, each once with its given name, and the number of files that do not import torch."""
     from elasticflow.jobfile.project import current_project_root
-    from elasticflow.lint.check import may_train, python_files_in
+    from elasticflow.lint.check import may_train
+    from elasticflow.lint.files import python_files_in
 
     files: dict[str, tuple[Path, str]] = {}
     num_others, here = 0, Path.cwd()
@@ -208,19 +220,6 @@ def _summary(shown: Sequence[Diagnostic], num_files: int, num_others: int, *, st
             f" ({num_others:,} other{'s do' if num_others > 1 else ' does'} not import torch)", dim=True
         )
     return text
-
-
-_SUBJECTS = {
-    "EF60": "samplers, batch sizes per rank, checks that a resize breaks",
-    "EF61": "checkpoints: written whole, by one rank, with all state, loaded by a restart",
-    "EF62": "ports, mp.spawn, --local_rank",
-    "EF63": "collectives that some ranks do not reach",
-    "EF64": "find_unused_parameters",
-}
-UNTOLD = (
-    "reading cannot tell what other files do, which values a run has, or whether a restart finds its checkpoint: "
-    "kill a worker of a short run to see"
-)
 
 
 def looked_for(findings: Iterable[Diagnostic], selection: Selection) -> list[tuple[str, str, str]]:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.tables.job import DatasetTable, ValidTables
     from elasticflow.jobfile.text.source import Source
 
+_SHARDS = ("dataset", "shards")
+
 
 def check_sampling(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
     """Yield the keys that cannot be combined with a job's sampler or mixture."""
@@ -64,9 +66,6 @@ def _mixture(source: Source, dataset: DatasetTable, kind: str | None) -> Iterato
 
 def _problem(source: Source, key: str, message: str, remedy: str) -> Diagnostic:
     return source.problem(codes.SAMPLER, message, ("dataset", key), at_key=True, remedy=remedy)
-
-
-_SHARDS = ("dataset", "shards")
 
 
 def check_data_shards(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:

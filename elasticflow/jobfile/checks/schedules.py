@@ -49,6 +49,8 @@ _AFTER = {
     **dict.fromkeys(_OURS, "the learning rate is nought"),  # unless `final` is given
 }
 _WHOLE = {"T_max", "total_steps", "total_iters", "total"}
+_INTERVAL, _METRIC = ("lr_scheduler", "interval"), ("lr_scheduler", "metric")
+_PLATEAU = "ReduceLROnPlateau"
 
 
 def check_schedule(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
@@ -172,10 +174,6 @@ class _ScheduleCheck:
     def _help(self, remedy: str) -> str:
         other = "epoch" if self.unit == "step" else "step"
         return f'{remedy}.\nThe schedule counts {self.unit}s; with lr_scheduler.interval = "{other}" it counts {other}s'
-
-
-_INTERVAL, _METRIC = ("lr_scheduler", "interval"), ("lr_scheduler", "metric")
-_PLATEAU = "ReduceLROnPlateau"
 
 
 def check_schedule_metric(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _BY_PLACE = "it is taken by place only, and a job file gives arguments by name: name a function of yours that passes it on"
 _MOST_SHOWN = 600  # characters of the list of arguments that a function takes
+_MOST_NEAR = 50  # near names are searched for at most this many unknown arguments of one call
 
 
 class ArgumentCheck:
@@ -256,9 +257,6 @@ def _is_dataclass(definition: Definition) -> bool:
     assert isinstance(definition.node, ast.ClassDef)
     decorators = {origin(definition.module, each) for each in decorators_of(definition.node)}
     return "dataclasses.dataclass" in decorators
-
-
-_MOST_NEAR = 50  # near names are searched for at most this many unknown arguments of one call
 
 
 class Misfit(NamedTuple):

@@ -11,6 +11,8 @@ from elasticflow.system.records import float_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_MINUTE_S = 59.95
+
 
 def elapsed(seconds: float) -> str:
     """Return `0:05.3`, `12:40.0`, or, from an hour on, `3:00:07`."""
@@ -106,9 +108,6 @@ def local_time(unix: float | None) -> str:
     if unix is None:
         return "-"
     return f"{datetime.fromtimestamp(unix, UTC).astimezone():%Y-%m-%d %H:%M:%S}"
-
-
-_MINUTE_S = 59.95
 
 
 def parts_of(value: object) -> dict[str, float]:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 _USUAL = os.terminal_size((80, 24))
+# Shorter waits get no line; a stream that is no terminal gets its first line later, and further lines at growing
+# intervals.
+_QUIET_S, _PLAIN_S, _PLAIN_MOST_S = 1.0, 10.0, 60.0
 
 
 class Part(NamedTuple):
@@ -137,11 +140,6 @@ def _cut(row: Row, columns: int) -> Row:
         kept.append(part)
         columns -= cells
     return kept
-
-
-# Shorter waits get no line; a stream that is no terminal gets its first line later, and further lines at growing
-# intervals.
-_QUIET_S, _PLAIN_S, _PLAIN_MOST_S = 1.0, 10.0, 60.0
 
 
 class WaitingLine:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 # Rank 0's metrics draw apart from the model's forwards, which are of piece 0.
 _OF_METRICS = 1
+_GONE = -1
 
 
 class OfBatch(NamedTuple):
@@ -199,9 +200,6 @@ class WholeSet:
             vote.stop_wanted = vote.stop_wanted or LEAVE
             return True
         return False
-
-
-_GONE = -1
 
 
 def hand_over(worker: Worker, mine: memoryview | None, take: Callable[[int, memoryview], None]) -> bool:

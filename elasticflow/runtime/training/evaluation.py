@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-import hashlib
-import inspect
 import math
-import operator
-import textwrap
 import time
 from contextlib import nullcontext
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -32,6 +26,7 @@ from elasticflow.runtime.evaluation.metric import (
     outputs_and_targets,
 )
 from elasticflow.runtime.evaluation.recorder import Listener, Recorder
+from elasticflow.runtime.evaluation.source import source_of
 from elasticflow.runtime.evaluation.whole_set import OfBatch, WholeSet
 from elasticflow.runtime.measuring.marks import mark
 from elasticflow.runtime.process import random_streams
@@ -366,19 +361,3 @@ def _loss_and_weight(result: Any, count: int) -> tuple[float, float]:
     number = float(weight)
     require_count(number, "an evaluation")
     return float(loss), number
-
-
-def source_of(entry: str | None) -> str | None:
-    """Return a digest of the code of a function of the job, without comments and layout; None if it cannot be read.
-
-    What it calls is not looked at, and a package that is installed has a version.
-    """
-    module, _, attribute = (entry or "").partition(":")
-    try:
-        measure = inspect.unwrap(operator.attrgetter(attribute)(import_module(module)))
-        if "site-packages" in inspect.getfile(measure):
-            return None
-        code = ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(measure))))
-    except Exception:  # noqa: BLE001  # importing the job's code may raise anything; measuring raises it again
-        return None
-    return hashlib.sha256(code.encode()).hexdigest()[:16]

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.store.catalog import Catalog
 
 _BORROWED = "; it is borrowed, and no snapshot that borrows it can be loaded"
+# safetensors reads no longer header either.
+_LONGEST = 100_000_000
 
 
 class SnapshotStream:
@@ -101,10 +103,6 @@ def _described(catalog: Catalog, manifest: Manifest, damage: Mapping[str, str]) 
         f"{path.removeprefix(own).removeprefix(all_)}: {text}{'' if path.startswith(own) else _BORROWED}"
         for path, text in damage.items()
     ]
-
-
-# safetensors reads no longer header either.
-_LONGEST = 100_000_000
 
 
 class Headers:
