@@ -40,7 +40,6 @@ class OwnData:
     """Seeds the generators for each pass, and warns of what a restart cannot repeat. Every rank has one.
 
     Args:
-        worker: This worker.
         tell: Writes a text where no supervisor follows the log.
     """
 

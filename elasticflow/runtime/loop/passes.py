@@ -40,9 +40,8 @@ class Pass:
         self.batch: Batch | None = None
         self.is_left = False
         self._has_moved = self._has_settled = self._was_pending = False
-        self._unused: set[int] = (
-            set()
-        )  # `id` of parameters with gradients of `Run.gradients` that no optimizer has used
+        # `id` of parameters with gradients of `Run.gradients` that no optimizer has used.
+        self._unused: set[int] = set()
         self._buffers: list[Tensor] = []
         self._parameters: Callable[[], Iterable[Tensor]] = tuple
         self._sharded_modules: Sequence[Any] = ()

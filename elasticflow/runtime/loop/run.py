@@ -708,8 +708,7 @@ class Run:
         on some ranks only.
         """
         is_busy = self._gradients is not None or self._hooks is not None or state.evaluation is not None
-        is_busy |= self._is_owing
-        if is_busy or self.worker.should_leave:
+        if is_busy or self._is_owing or self.worker.should_leave:
             return 0
         left = self.schedule.remaining(self.position)
         most = min(self._ballot.room_after(self.position), 0 if left is None else left - 1)
@@ -789,7 +788,7 @@ class Run:
                 if stage < stage_of(self.position) or done >= number:
                     break
                 self._stages.begin_epoch(self.position)
-                self._seed_own_epoch(snapshots)
+                self._seed_first_pass(snapshots)
                 yield done
                 self._end_epoch(snapshots)
         except GeneratorExit:
@@ -801,7 +800,7 @@ class Run:
             self.schedule.epochs = number
 
     def _through_steps(self, number: int, snapshots: Snapshots) -> Iterator[int]:
-        self._seed_own_epoch(snapshots)
+        self._seed_first_pass(snapshots)
         self._is_in_steps = True
         try:
             while not self.worker.should_leave and self.position.step < number:
@@ -818,8 +817,8 @@ class Run:
         finally:
             self._is_in_steps = False
 
-    def _seed_own_epoch(self, snapshots: Snapshots) -> None:
-        """Seed the generators if the script reads its own data: a restart begins the epoch again, with the same draws."""
+    def _seed_first_pass(self, snapshots: Snapshots) -> None:
+        """Seed the generators before a loop's first pass if the script reads its own data: a restart repeats the draws."""
         of_batches = any(map(drift.is_of_batches, snapshots.loop or {}))
         is_own = self.schedule.steps is None and self._gradients is None and not of_batches
         if self.position.step > 0 and is_own:

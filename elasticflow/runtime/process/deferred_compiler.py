@@ -166,6 +166,8 @@ class _Forks:
         frame = sys._current_frames().get(self.importing)  # noqa: SLF001  public, in spite of its name
         while frame is not None and frame.f_code.co_filename != _OF_IMPORTS:
             frame = frame.f_back
+        if frame is None:
+            self.importing = None  # what it imports later is no concern of forks
         return frame is not None
 
     def end_in_parent(self) -> None:
