@@ -9,7 +9,7 @@ import signal
 from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticflow.errors import COLLECTIVE_MISMATCH, DeviceError
 from elasticflow.launcher.restarts.failure_classes import CLASSES, FAILURES
@@ -378,12 +378,30 @@ def _last_lines(report: Report) -> tuple[str, ...]:
 
 def _last_exception(stderr: str) -> str | None:
     """Return the line of the last exception that Python has shown, or None."""
-    traceback = _last_traceback(stderr)
-    return None if traceback is None else _one_line(_raised_in(traceback.splitlines()) or "")
+    shown = _last_shown(stderr)
+    return None if shown is None else _one_line(shown.raised)
 
 
 def _last_traceback(stderr: str) -> str | None:
-    """Return the last exception that Python has shown, from the first of its calls to the end; None if there is none.
+    """Return the last exception that Python has shown, from the first of its calls to the end, or None."""
+    shown = _last_shown(stderr)
+    return None if shown is None else shown.text
+
+
+class _Shown(NamedTuple):
+    """An exception as Python shows it.
+
+    Attributes:
+        text: From the first of its calls to the end.
+        raised: The line that names the exception; its message may have more lines.
+    """
+
+    text: str
+    raised: str
+
+
+def _last_shown(stderr: str) -> _Shown | None:
+    """Return the last exception that Python has shown; None if there is none.
 
     Exceptions that Python ignored, as those of destructors, ended nothing. The beginning of a long traceback may be cut off.
     """
@@ -392,18 +410,12 @@ def _last_traceback(stderr: str) -> str | None:
         if part.startswith(_IGNORED):
             is_ignored = True
             continue
-        lines = part.splitlines()
-        if not is_ignored and _raised_in(lines) is not None:
-            begin = next(number for number, line in enumerate(lines) if _is_call(line))
-            last = "\n".join(lines[begin:]).rstrip()
+        lines = list(itertools.dropwhile(lambda line: not _is_call(line), part.splitlines()))
+        raised = next(filter(_RAISED.match, itertools.filterfalse(_is_call, lines)), None)
+        if raised is not None and not is_ignored:
+            last = _Shown("\n".join(lines).rstrip(), raised)
         is_ignored = False
     return last
-
-
-def _raised_in(lines: Sequence[str]) -> str | None:
-    """Return the line that names the exception, behind its calls; its message may have more lines."""
-    behind = itertools.dropwhile(lambda line: not _is_call(line), lines)
-    return next(filter(_RAISED.match, itertools.filterfalse(_is_call, behind)), None)
 
 
 def _is_call(line: str) -> bool:

@@ -215,11 +215,13 @@ def _why_hopeless(
     of_class = [e for e in ledger if e.failure_class == entry.failure_class]
     is_same_error = any(e.fingerprint == entry.fingerprint and e.high >= entry.high for e in of_class)
     is_same_step = any(e.step == entry.step for e in of_class)
-    if row.final_before_first_step and entry.step is None and not failed.may_have_trained:
+    is_before_first_step = entry.step is None and not failed.may_have_trained
+    if row.final_before_first_step and is_before_first_step:
         return "an error before the first step would come again"
     if {"same error": is_same_error, "same step": is_same_step, None: False}[row.final_repeat]:
-        return "the same error came again" if failed.may_have_trained else row.repeat_reason
-    if failed.is_traced_fault and entry.step is None and is_same_error and not failed.may_have_trained:
+        is_progress_unknown = entry.step is None and failed.may_have_trained
+        return "the same error came again" if is_progress_unknown else row.repeat_reason
+    if failed.is_traced_fault and is_before_first_step and is_same_error:
         return "it crashed twice in the same way before the first step"
     return None
 

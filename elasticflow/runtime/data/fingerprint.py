@@ -218,8 +218,13 @@ def _of_readings(dataset: Any, indices: list[int], limit_s: float | None) -> Loo
     if once.digests != again.digests:
         place = next(n for n, digest in enumerate(once.digests) if digest != again.digests[n])
         varying = _varying(probe, dataset, indices[place])._replace(is_plain=once.plain != again.plain)
-    marks = once.content.digest(), once.content.plain_digest(), _length(dataset)
-    return Look(*map(_short, marks), tuple(once.content.unseen), varying)
+    return Look(
+        _short(once.content.digest()),
+        _short(once.content.plain_digest()),
+        _short(_length(dataset)),
+        tuple(once.content.unseen),
+        varying,
+    )
 
 
 def _varying(probe: _Probe, dataset: Any, index: int) -> Varying:
