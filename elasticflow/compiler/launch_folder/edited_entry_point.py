@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from elasticflow.python_source.modules import Module
     from elasticflow.run_folder import RunFolder
 
-# The function that the last line of a generated train.py calls.
-_MAIN_CALL = "program"
+# The function that the last line of a generated train.py calls, now and in launches of earlier versions.
+_MAIN_CALLS = {"program", "run"}
 
 
 def edited_entry_point(
@@ -106,7 +106,7 @@ def _problem_of(text: str) -> str | None:
     except RecursionError:
         return "is no Python: nested too deeply"
     calls = (node.func for node in ast.walk(program) if isinstance(node, ast.Call))
-    if any(getattr(call, "attr", getattr(call, "id", "")) == _MAIN_CALL for call in calls):
+    if any(getattr(call, "attr", getattr(call, "id", "")) in _MAIN_CALLS for call in calls):
         return None
     return "does not call worker.program, so it trains nothing"
 
