@@ -128,11 +128,11 @@ class FollowedLines:
                 return []
         if (size := os.fstat(self._fd).st_size) < self._offset:
             self._offset, self._rest = size, b""
-        data = self._rest
+        chunks = [self._rest]
         while chunk := os.pread(self._fd, 1 << 20, self._offset):
             self._offset += len(chunk)
-            data += chunk
-        *whole, self._rest = self._ends.split(data)
+            chunks.append(chunk)
+        *whole, self._rest = self._ends.split(b"".join(chunks))
         if self._longest is not None and len(self._rest) > self._longest:
             whole.append(self._rest)
             self._rest = b""

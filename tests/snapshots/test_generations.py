@@ -26,6 +26,20 @@ def test_whole_snapshot_of_a_dead_generation_is_kept(bench: Bench) -> None:
     assert (newest.step, newest.generation) == (7, 1)
 
 
+def test_a_launch_that_ends_does_not_wait_for_workers_that_never_came(bench: Bench) -> None:
+    """Its next generation failed before a worker greeted: nobody can say whose it was, and nobody will."""
+    writer = bench.writer(limits={"fence_grace_s": 600.0})
+    bench.catalog.claim_generation({})
+    client = bench.connect(writer)
+    bench.catalog.claim_generation({})
+    bench.share(client, 2)
+    client.close()
+    writer.finish(patience_s=60)
+    assert writer.exit_code() == 0
+    assert [("snapshot.failed", 2)] == bench.outcomes(writer.reports())
+    assert bench.catalog.committed() == []
+
+
 def test_incomplete_snapshot_of_a_dead_generation_is_given_up(bench: Bench) -> None:
     """One rank staged, the other died before: the next generation finds neither snapshot nor leftovers."""
     writer = bench.writer()

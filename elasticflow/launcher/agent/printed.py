@@ -44,7 +44,9 @@ class _Stream:
 
     def add(self, lines: list[bytes], now: float) -> None:
         """Have *lines* wait."""
-        for line in lines:
+        # Of a flood most are left out in any case: the agent has no time to read them.
+        self.left_out += sum(not line.isspace() for line in lines[:-_MOST_LINES] if line)
+        for line in lines[-_MOST_LINES:]:
             # A progress bar draws over itself: only its last state is shown.
             text = line.rstrip(b"\r").rpartition(b"\r")[2][:_LONGEST].decode("utf-8", "replace")
             if text.strip():

@@ -247,7 +247,7 @@ class PendingSnapshots:
             return pending.generation >= self.newest
 
     def await_successor(self, pending: PendingSnapshot, limit_s: float) -> int | None:
-        """Return the newer generation that waits for this snapshot's outcome, or None after *limit_s*.
+        """Return the newer generation that waits for this snapshot's outcome; None after *limit_s*, or once no worker can come.
 
         To be called when a newer generation was claimed: by this node's own launcher, whose workers greet in a moment
         and wait for their answer, or by another launch, whose workers never come here.
@@ -255,7 +255,7 @@ class PendingSnapshots:
         if pending.role is not Role.LOCAL:
             return None
         with self._changed:
-            self._changed.wait_for(lambda: self.newest > pending.generation, limit_s)
+            self._changed.wait_for(lambda: self.newest > pending.generation or self._is_finishing, limit_s)
             newer = [n for n in self._generations if n > pending.generation]
             if not newer or any(
                 self._generations[n].is_answered or not self._generations[n].is_single_node for n in newer

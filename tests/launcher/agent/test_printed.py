@@ -67,7 +67,7 @@ def test_flood_is_bounded_and_counted(folder: RunFolder) -> None:
     """The newest lines of it, then one now and then; standard error has room of its own."""
     clock = Clock()
     prints = RankPrints(folder, 1, clock)
-    _write(folder, "stdout", b"".join(b"line %d\n" % number for number in range(10_000)))
+    _write(folder, "stdout", b"\n \n".join(b"line %d" % number for number in range(10_000)) + b"\n")
     lines, left_out = prints.take()
     assert [f"line {number}" for number in range(9_992, 10_000)] == [line.text for line in lines]
     assert left_out == 9_992

@@ -1,6 +1,6 @@
 """A step of a model that workers share, against torch's `fully_shard` alone, in the same processes and by turns.
 
-    python tests/measured/benchmarks/sharded.py [--workers 2] [--layers 6] [--width 384] [--steps 24] [--batch] [--gives-back [--init meta] [--kinds shared,plain] | --snapshots]
+    python tests/measured/benchmarks/sharded.py [--workers 2] [--layers 6] [--width 384] [--steps 24] [--batch] [--gives-back [--by-layer] [--init meta] [--kinds shared,plain] | --snapshots]
 
 Both train a GPT of the same size on batches of the same size, one sequence for each worker: *plain* by `fully_shard`, its own
 reduce-scatter and AdamW; *ours* by `elasticflow.join(virtual_shards=W, shard=W)`, `run.wrap` and `run.gradients`, the exact
@@ -9,7 +9,7 @@ of the paired ratios. Then each kind of worker alone, in processes of its own: i
 (`VmHWM`), *whole* being the same exact job without `shard`. With `--gives-back` nothing is timed, and the C library gives
 each freed tensor back to the system, as a GPU's memory would be free for the next one: the most memory is then counted from
 what the process had before it made the model, once the model is made and at the end, for the kinds that `--kinds` names: *plain* is `fully_shard` alone. `--init meta` makes it block by block, as a job
-with `parallel.init` does. With `--snapshots` a snapshot is taken after every second step, and only the time is told for which training
+with `parallel.init` does; with `--by-layer` each linear layer is gathered by itself, instead of each block of the GPT. With `--snapshots` a snapshot is taken after every second step, and only the time is told for which training
 stands still, by turns for the kinds *shared* and *whole*.
 """
 
@@ -46,6 +46,7 @@ def launch(options: argparse.Namespace, kind: str, folder: Path) -> dict[str, An
         *("--width", str(options.width), "--steps", str(options.steps)),
         *(["--gives-back"] if options.gives_back else []),
         *(["--batch"] if options.batch else []),
+        *(["--by-layer"] if options.by_layer else []),
         *(["--snapshots"] if options.snapshots else []),
         *("--init", options.init if kind == "shared" else "cpu"),
     ]
@@ -92,6 +93,13 @@ def figures_of(model: Any, optimizer: Any, before: int) -> dict[str, int]:
     }
 
 
+def blocks_of(model: Any, *, by_layer: bool) -> list[Any]:
+    """Return what is gathered as a whole: the GPT's blocks, or each linear layer of them."""
+    if not by_layer:
+        return list(model.blocks)
+    return [layer for block in model.blocks for layer in (block.qkv, block.proj, block.mlp[0], block.mlp[2])]
+
+
 def model_of(run: Any, config: Any, options: argparse.Namespace) -> Any:
     """Return the model of a kind of worker, shared if the workers share one."""
     import torch
@@ -104,20 +112,24 @@ def model_of(run: Any, config: Any, options: argparse.Namespace) -> Any:
     if options.init == "meta":
         build = DeferredBuild()
         model = build.call(GPT, config)
-        shard_model(run.worker, model, run.worker.sharding, model.blocks, build)
+        shard_model(
+            run.worker, model, run.worker.sharding, blocks_of(model, by_layer=options.by_layer), build
+        )
         return model
     model = GPT(config)
-    return model if options.kind == "whole" else run.wrap(model, blocks=model.blocks)
+    if options.kind == "whole":
+        return model
+    return run.wrap(model, blocks=blocks_of(model, by_layer=options.by_layer))
 
 
-def plainly_sharded(model: Any) -> tuple[Any, Any]:
+def plainly_sharded(model: Any, *, by_layer: bool) -> tuple[Any, Any]:
     """Return the model as torch's own call shards it over all workers, and its optimizer."""
     import torch
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh("cpu", (int(os.environ["WORLD_SIZE"]),))
-    for module in (*model.blocks, model):
+    for module in (*blocks_of(model, by_layer=by_layer), model):
         fully_shard(module, mesh=mesh)
     return model, torch.optim.AdamW(model.parameters(), lr=1e-4)
 
@@ -149,7 +161,7 @@ def work(options: argparse.Namespace) -> None:
     plain: Any = None
     theirs: Any = None
     if options.kind in ("paired", "plain"):
-        plain, theirs = plainly_sharded(GPT(config))
+        plain, theirs = plainly_sharded(GPT(config), by_layer=options.by_layer)
     is_alone = options.kind == "plain"
     ours = plain if is_alone else model_of(run, config, options)
     built = most_memory() - before
@@ -199,6 +211,9 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--batch", action="store_true", help="the default of a job, not the exact sums")
     parser.add_argument("--gives-back", action="store_true", help="measure memory alone")
+    parser.add_argument(
+        "--by-layer", action="store_true", help="gather each linear layer by itself, not each block"
+    )
     parser.add_argument(
         "--init", choices=("cpu", "meta"), default="cpu", help="how workers that share a model make it"
     )
