@@ -127,6 +127,7 @@ class Writer:
     def finish(self) -> None:
         """End the process once all that workers handed over has an outcome; no worker may be staging any more."""
         self._hear_out(math.inf)
+        self._pending_snapshots.end_greetings()
         self._memory_tier.finish()
         self._pending_snapshots.end_all()
         self._committing.join()

@@ -110,7 +110,7 @@ class PendingSnapshots:
         self._changed = threading.Condition()
         self._open: dict[str, PendingSnapshot] = {}
         self._generations: dict[int, _Generation] = {}
-        self._is_finishing = False
+        self._has_all_workers = self._is_finishing = False
 
     @property
     def newest(self) -> int:
@@ -202,6 +202,12 @@ class PendingSnapshots:
             pending.state = State.COMMITTED
             return None
 
+    def end_greetings(self) -> None:
+        """Note that no worker will greet any more: nothing waits for a successor."""
+        with self._changed:
+            self._has_all_workers = True
+            self._changed.notify_all()
+
     def end_all(self) -> None:
         """Note that no more shards can come at all: `next_settled` returns None after the snapshots that are open."""
         with self._changed:
@@ -255,7 +261,7 @@ class PendingSnapshots:
         if pending.role is not Role.LOCAL:
             return None
         with self._changed:
-            self._changed.wait_for(lambda: self.newest > pending.generation or self._is_finishing, limit_s)
+            self._changed.wait_for(lambda: self._has_all_workers or self.newest > pending.generation, limit_s)
             newer = [n for n in self._generations if n > pending.generation]
             if not newer or any(
                 self._generations[n].is_answered or not self._generations[n].is_single_node for n in newer
