@@ -7,6 +7,8 @@ import shutil
 import signal
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from elasticflow import events
 from tests.end_to_end.harness import named, read_lines
 
@@ -69,6 +71,7 @@ memory = "off"
 _ALONE = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_VEC_ISA_OK": "1"}
 
 
+@pytest.mark.nightly
 def test_a_compiled_job_compiles_once(project: Project) -> None:
     """Not after a kill, nor in another launch of one worker on a machine that has nothing.
 

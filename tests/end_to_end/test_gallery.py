@@ -47,8 +47,9 @@ def sets_of(name: str, path: Path) -> list[str]:
     return sets
 
 
-# Imports of lora take longest; -m campaign has it. The others here have nothing that a kill could lose and the rest has not.
-WHERE = {"lora": pytest.mark.campaign, **dict.fromkeys(("gpt", "images", "tabular"), pytest.mark.nightly)}
+# Imports of lora take longest; -m campaign has it. The nightly ones have nothing that a kill could lose and the rest has not.
+NIGHTLY = ("detection", "diffusion", "gpt", "graphs", "images", "segmentation", "tabular")
+WHERE = {"lora": pytest.mark.campaign, **dict.fromkeys(NIGHTLY, pytest.mark.nightly)}
 EXAMPLES = [pytest.param(name, marks=WHERE.get(name, ())) for name in sorted(gallery.examples())]
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
+import pytest
 
 from elasticflow import events
 from elasticflow.snapshots.memory import Slot
@@ -164,6 +165,7 @@ def lose_node_of_rank_0(running: Running) -> None:
     next(process for process in above if MODULES["agent"] in process.cmdline()).kill()
 
 
+@pytest.mark.nightly
 def test_flipped_bit_is_never_taken(project: Project, tiny_reference: Reference) -> None:
     """A bit of the newest held state flips: training resumes from the one before. Then in both: from a snapshot. The same bits at the end."""
     tiny_job.write_standard(project)
@@ -260,6 +262,7 @@ def test_killed_while_it_holds_and_while_a_held_state_is_written(
     assert list(range(1, tiny_job.STEPS + 1)) == steps_of(running.run)
 
 
+@pytest.mark.nightly
 def test_killed_while_a_slow_store_writes_resumes_from_a_newer_state(
     project: Project, tiny_reference: Reference
 ) -> None:
@@ -288,6 +291,7 @@ def test_killed_while_a_slow_store_writes_resumes_from_a_newer_state(
     assert list(range(1, tiny_job.STEPS + 1)) == steps_of(running.run)
 
 
+@pytest.mark.nightly
 def test_without_room_for_a_third_state_it_says_so(project: Project) -> None:
     """Two states fit into the limit: none is held while the store is slow, as an event and `status` tell; then they are again."""
     tiny_job.write_standard(project)

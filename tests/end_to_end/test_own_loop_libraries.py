@@ -98,6 +98,7 @@ def test_a_library_s_loop_goes_on_with_other_numbers_of_workers(project: Project
     assert _losses(last) == pytest.approx(_losses(alone), rel=0.15)
 
 
+@pytest.mark.nightly
 def test_a_shared_model_is_resumed_from_memory_and_exported_whole(project: Project) -> None:
     """Four workers, two copies: one is killed, and the state comes from memory. Then three workers share one copy."""
     sets = ("nodes.nproc_per_node=4", 'script.args=["--epochs=2", "--replicas=2", "--pause=0.05"]')

@@ -104,6 +104,7 @@ def test_slow_rank_is_named(project: Project, slow: str, train: str, workers: st
     assert note.startswith(shown)
 
 
+@pytest.mark.nightly
 def test_nobody_is_named_where_none_is_slow(project: Project) -> None:
     """Though the machine has other things to do, and rank 0 has work that the others have not."""
     running = start(project, "even", slow="", workers="num_workers = 1", steps=500)

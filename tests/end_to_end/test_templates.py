@@ -26,7 +26,13 @@ ARGUMENTS = {
 PACKAGES = {"accelerate": "accelerate", "fabric": "lightning_fabric", "transformers": "transformers"}
 
 
-@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize(
+    "template",
+    [
+        pytest.param(name, marks=pytest.mark.nightly if name in ("fabric", "transformers") else ())
+        for name in TEMPLATES
+    ],
+)
 def test_an_example_trains_to_its_end(project: Project, template: str, forked: ForkedPrograms) -> None:
     """By plain python, as its head says."""
     if template in PACKAGES:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.nightly
 def test_machine_that_joined_knows_how_the_run_ended(tmp_path: Path, tiny_reference: Reference) -> None:
     """Its join costs one generation and no step; it ends with the run's exit code, though the store goes with the head."""
     with project_at(tmp_path / "project") as project:

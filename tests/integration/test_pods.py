@@ -69,6 +69,7 @@ def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]
     made.remove()
 
 
+@pytest.mark.nightly
 def test_run_goes_on_whatever_becomes_of_its_pods(
     cluster: Cluster, tiny_reference: Reference, tmp_path: Path
 ) -> None:

@@ -78,6 +78,7 @@ def test_every_third_request_fails(bench_in_bucket: Bench, proxy: FaultyProxy, s
     assert_all_whole(directly(bench, s3_server), [3, 2])
 
 
+@pytest.mark.nightly
 def test_outage_in_the_middle(bench_in_bucket: Bench, proxy: FaultyProxy, s3_server: str) -> None:
     """Ten requests in a row find nobody: the writer says so, waits, and commits when the store is back."""
     bench = bench_in_bucket
@@ -118,6 +119,7 @@ def test_store_that_refuses(bench_in_bucket: Bench, proxy: FaultyProxy, s3_serve
     assert_all_whole(directly(bench, s3_server), [3, 1])
 
 
+@pytest.mark.nightly
 def test_slow_store_spaces_snapshots_out(bench_in_bucket: Bench, proxy: FaultyProxy, s3_server: str) -> None:
     """Two snapshots are taken over though the store takes nothing; a third has to wait, and is not queued."""
     bench = bench_in_bucket

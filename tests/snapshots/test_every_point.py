@@ -118,10 +118,10 @@ def test_writer_killed(
     "point",
     [
         "shares.mid_write",
-        "shares.after_write",
+        pytest.param("shares.after_write", marks=pytest.mark.nightly),
         "commit.before_manifest",
         "commit.committed",
-        "retention.between",
+        pytest.param("retention.between", marks=pytest.mark.nightly),
     ],
 )
 def test_writer_killed_at_an_object_store(
