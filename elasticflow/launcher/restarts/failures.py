@@ -54,6 +54,10 @@ _FRAME = re.compile(r'^  File "(.+)", line \d+,? in (.+)$', re.MULTILINE)
 _TERMINATE = re.compile(
     r"^terminate called after throwing an instance of '(.+)'(?:\n  what\(\):  (.*))?", re.MULTILINE
 )
+_MISMATCH = (
+    "the ranks took part in different collectives; help: every rank calls the model equally often and leaves its loop after the "
+    "same step, also where it stops by its own loss (in a loop on elasticflow.join run.stop(reason) ends training on all)"
+)
 _ENFORCE = re.compile(r"^\[enforce fail at [^\]]*\] ")
 # As Python writes them of an exception that nobody caught, and of a syntax error; the frame is that of rich.
 _TRACEBACK = "Traceback (most recent call last):"
@@ -248,7 +252,13 @@ def first_failure(reports: Sequence[Report], *, is_finished: bool = False) -> Fa
 
 
 def describe(report: Report) -> str:
-    """Return one line that says how a worker ended: its exception, the signal's name, or its exit code."""
+    """Return one line that says how a worker ended; of ranks in different collectives it names the usual cause."""
+    ended = _how_it_ended(report)
+    return f"{ended.partition(':')[0]}: {_MISMATCH}" if _is_mismatch(ended) else ended
+
+
+def _how_it_ended(report: Report) -> str:
+    """Return its exception, the signal's name, or its exit code."""
     if report.raised is not None and report.raised.get("error"):
         return _one_line(str(report.raised["error"]))
     if report.hung:
@@ -273,7 +283,7 @@ def describe(report: Report) -> str:
 
 def _noticed(report: Report) -> bool:
     """Return whether the worker only noticed that another rank was gone."""
-    if _is_mismatch(describe(report)):
+    if _is_mismatch(_how_it_ended(report)):
         return False
     if report.raised is not None:
         said_class = report.raised.get("class")
