@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import cProfile
+import gc
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,10 +93,12 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], in
     def count(text: str) -> int:
         Path("job.toml").write_text(text)
         profile = cProfile.Profile()
+        gc.disable()  # else finalizers of what earlier tests left count, too
         profile.enable()
         found = load_job(Path("job.toml")).diagnostics
         render(found)
         profile.disable()
+        gc.enable()
         return sum(each.callcount for each in profile.getstats())
 
     return count
