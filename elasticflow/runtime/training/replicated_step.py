@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from abc import ABC, abstractmethod
 from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from elasticflow.runtime.training.step_row import StepRow
 
 _EMPTY = (None, 0), 0
+_REQUIRES_GRAD = operator.attrgetter("requires_grad")
 
 
 class ReplicatedStep(ABC):
@@ -73,7 +75,9 @@ class ReplicatedStep(ABC):
             replicable.require_whole(model)
         self._worker, self._model, self._training_step = worker, model, training_step
         self._precision, self._on_nonfinite, self._scaler = precision, on_nonfinite, scaler
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._all = list(model.parameters())
+        self._trained = list(map(_REQUIRES_GRAD, self._all))
+        self._parameters = [p for p in self._all if p.requires_grad]
         self._scalars = Scalars(worker, parts)
         self._is_here = worker.device.type == "cpu"
         self._watch = model_buffers.BufferWatch(worker, model)
@@ -90,6 +94,7 @@ class ReplicatedStep(ABC):
             StateError: an operation has no deterministic form, and the step is an exact one; named.
         """
         worker = self._worker
+        self._follow_frozen()
         self._watch.before_step()
         worker.generators.look()  # what the optimizer drew
         self._scalars.begin()
@@ -125,6 +130,19 @@ class ReplicatedStep(ABC):
     @abstractmethod
     def _sum_of(self, batch: Batch) -> StepRow:
         """Return the sum of all ranks' rows, their gradients' in the parameters. Collective: every rank."""
+
+    def _follow_frozen(self) -> None:
+        """Exchange the gradients of the parameters that are trained now: a loop may freeze some, or train others from some step on."""
+        trained = list(map(_REQUIRES_GRAD, self._all))
+        if trained == self._trained:
+            return
+        self._trained, before = trained, self._parameters
+        self._parameters = [p for p in self._all if p.requires_grad]
+        self._exchange_others(before)
+
+    @abstractmethod
+    def _exchange_others(self, before: list[nn.Parameter]) -> None:
+        """Exchange the gradients of `_parameters` from now on, and no longer those of *before*. Collective: every rank."""
 
     def _restore_buffers(self) -> None:  # noqa: B027  # plain replicas keep what it was
         """Restore the model's buffers after a step that does not count has changed them."""

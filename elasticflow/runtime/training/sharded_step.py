@@ -94,8 +94,7 @@ class ShardedStep(ReplicatedStep):
         self._carried_like = carried
         self._calls = _Calls(model)
         self._exchange = _Exchange(layout, virtual_shards, worker.rank, self._calls)
-        for number, module in enumerate(sharded_modules(model)):
-            self._exchange.take(module, number)
+        self._exchange.take_all(model)
         flat = self._packed(self._row, carried)
         rows = BucketLayout([flat], layout.replicas)
         self._rows = FixedOrderAllReduce(rows, virtual_shards, layout.holders, worker.rank)
@@ -130,6 +129,11 @@ class ShardedStep(ReplicatedStep):
 
     def _restore_buffers(self) -> None:
         self._buffers.restore()
+
+    def _exchange_others(self, before: list[nn.Parameter]) -> None:
+        for parameter in before:
+            parameter.grad = None  # of a parameter that is frozen now no gradient is left
+        self._exchange.take_all(self._model)
 
     def _run_round(
         self, leaf: int | None, data: Any, num_samples: int, total: int
@@ -382,8 +386,13 @@ class _Exchange:
         self.is_last = False
         self._groups: list[_GroupSum] = []
 
-    def take(self, module: Any, number: int) -> None:
-        """Have the gradients of the parameters that *module* gathers go through here."""
+    def take_all(self, model: nn.Module) -> None:
+        """Have the gradients of all parameters of *model* that are trained now go through here."""
+        self._groups = []
+        for number, module in enumerate(sharded_modules(model)):
+            self._take(module, number)
+
+    def _take(self, module: Any, number: int) -> None:
         own = [p for p in _own_parameters(module) if p.requires_grad]
         if not own:
             return

@@ -29,6 +29,11 @@ parser.add_argument("--precision", default="fp32")
 parser.add_argument("--norms", action="store_true", help="BatchNorm in the last layer")
 parser.add_argument("--checkpointed", action="store_true", help="activations of blocks are computed again")
 parser.add_argument("--compiled", action="store_true", help="blocks are compiled")
+parser.add_argument(
+    "--thaw-at",
+    type=int,
+    help="step from which the blocks are trained, and the embedding is frozen; before, the other way round",
+)
 parser.add_argument("--count", action="store_true", help="sums and counts, not means")
 parser.add_argument(
     "--kill-at", type=int, help="rank 0 gets SIGKILL during this step, once a snapshot is committed"
@@ -110,9 +115,11 @@ if args.checkpointed:
 if args.compiled:
     for each in model.get_submodule("blocks").children():
         each.compile()
+if args.thaw_at:
+    model.get_submodule("blocks").requires_grad_(requires_grad=False)
 if args.shard:
     model = run.wrap(model, **({"blocks": []} if args.odd == "list" else {}))
-trained = [p for p in model.parameters() if p.requires_grad]
+trained = [p for p in model.parameters() if p.requires_grad or args.thaw_at]
 optimizer: Any = torch.optim.AdamW(trained, lr=0.02, fused=True if args.odd == "fused" else None)
 if args.odd == "optimizer":
     optimizer = torch.optim.LBFGS(trained)
@@ -142,6 +149,9 @@ for batch in run.batches(
         dying.die_once_committed()
     if run.rank == 0 and at["step"] == args.term_at:
         os.kill(os.getpid(), signal.SIGTERM)
+    if at["step"] == args.thaw_at:
+        model.get_submodule("blocks").requires_grad_(requires_grad=True)
+        model.get_submodule("embed").requires_grad_(requires_grad=False)
     optimizer.zero_grad()
     loss = run.gradients(loss_of, batch)
     if args.clip:

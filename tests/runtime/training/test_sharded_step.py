@@ -143,6 +143,23 @@ def test_killed_drained_and_resumed_at_other_degrees(groups: Callable[..., Group
 
 
 @e2e
+def test_layers_that_are_frozen_or_trained_from_some_step_on(groups: Callable[..., Group]) -> None:
+    """One trajectory with several copies, at a degree, and killed behind the change; several workers without virtual shards, too."""
+    whole, options = groups("whole", PROGRAM), ("--thaw-at", "4", "--every", "2 steps")
+    assert [0] == whole.run(1, *options).codes
+    copies, parts = groups("copies", PROGRAM), groups("parts", PROGRAM)
+    assert [0, 0] == copies.run(2, *options).codes
+    assert -9 == parts.run(4, "--shard", "2", *options, "--kill-at", "8", ends=False).codes[0]
+    assert [0, 0] == parts.run(2, "--shard", "2", *options).codes
+    for group in (copies, parts):
+        assert came_to(whole) == came_to(group)
+    for shard in ((), ("--shard", "2")):
+        assert [0, 0] == groups(f"batch{shard}", PROGRAM).run(
+            2, *options, *shard, "--virtual-shards", "0"
+        ).codes
+
+
+@e2e
 def test_a_loop_without_virtual_shards_repeats_its_bits_at_each_number_of_workers(
     groups: Callable[..., Group],
 ) -> None:
