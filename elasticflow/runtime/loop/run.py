@@ -35,14 +35,19 @@ from elasticflow.runtime.loop.passes import MISSING, Batches, Pass
 from elasticflow.runtime.loop.script_checks import OWN_LOOP_OVER
 from elasticflow.runtime.loop.source import Source
 from elasticflow.runtime.loop.stages import Stages
-from elasticflow.runtime.process.sharded_tensors import box_of, is_over_all_ranks, sharded_modules
+from elasticflow.runtime.process.sharded_tensors import (
+    box_of,
+    is_over_all_ranks,
+    require_no_hooks,
+    sharded_modules,
+)
 from elasticflow.runtime.process.stopping import Leaving, Stopped
 from elasticflow.runtime.snapshot.restore import candidates
 from elasticflow.runtime.snapshot.snapshots import Snapshots
 from elasticflow.runtime.state.state import State
-from elasticflow.runtime.training import ddp, replicable
+from elasticflow.runtime.training import ddp, replicable, several_optimizers
 from elasticflow.runtime.training.evaluation import Evaluation
-from elasticflow.runtime.training.shard_model import shard_model
+from elasticflow.runtime.training.shard_model import require_made_after, shard_model
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.system import fault_injection
 
@@ -176,8 +181,12 @@ class Run:
                 f"join(shard={worker.layout.degree}) was called, and the model is not sharded",
                 "run.wrap(model) before the optimizer is made, and before run.keep",
             )
+        given = several_optimizers.optimizers(parts.get("optimizers") or parts.get("optimizer"))
+        require_made_after(parts["model"], given.values())
         for name, parameter in parts["model"].named_parameters():
-            box_of(parameter, f"model.{name}")  # before the first step: rows are all that a snapshot can hold
+            # Before the first step: rows are all that a snapshot can hold.
+            if box_of(parameter, f"model.{name}") is not None:
+                require_no_hooks(parameter, f"model.{name}")
         self._step = LoopStep(
             worker, self._gradients, parts, None if self._source is None else self._source.virtual_shards
         )
@@ -408,7 +417,8 @@ class Run:
 
         Raises:
             NonFiniteLossError: the loss is not finite; raised on every rank.
-            StateError: `join` was given neither *gradients* nor *virtual_shards*, or an operation has no deterministic form here.
+            StateError: `join` was given neither *gradients* nor *virtual_shards*, the batch has had its gradients, or an operation
+                has no deterministic form here.
         """
         if self._step is None or self._source is None or batch.shards is None:
             raise StateError(
@@ -417,6 +427,7 @@ class Run:
                 "without them elasticflow.join(gradients=elasticflow.Gradients())",
             )
         self._meet(Call.GRADIENTS)
+        self._pass.note_gradients()
         adding = self._pass.adding_gradients(overwrites=self._step.overwrites)
         with adding, nullcontext() if self._lockstep is None else self._lockstep.off():
             loss = self._step.forward_backward(fn, batch.shards, self._source.virtual_shards)

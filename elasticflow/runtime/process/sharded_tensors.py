@@ -125,6 +125,33 @@ def _strides_of(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 
+def refuse_draws(device: torch.device) -> None:
+    """Have random draws into sharded tensors raise a StateError, where each rank would draw the same numbers for its rows."""
+    if device.type == "cpu":
+        torch_private.refuse_draws_into_parts(_drawn_into_rows)
+
+
+def _drawn_into_rows() -> StateError:
+    return StateError(
+        "random numbers were drawn into a sharded tensor, as by torch.nn.init or normal_: on CPUs each rank would draw the same "
+        "numbers for its own rows",
+        "draw them before the model is sharded, from plain tensors of the whole shape",
+    )
+
+
+def require_no_hooks(parameter: Tensor, name: str) -> None:
+    """Make sure that nothing is to see or change the gradient of a parameter of a sharded model as a backward makes it.
+
+    Raises:
+        StateError: a hook was registered, which torch would never call; *name* is named.
+    """
+    if torch_private.has_gradient_hooks(parameter):
+        raise StateError(
+            f"{name} has a hook on its gradient, which is not called once the model is sharded",
+            "change gradients between the backward, or run.gradients, and optimizer.step()",
+        )
+
+
 def is_over_all_ranks(tensor: Any) -> bool:
     """True for a DTensor whose mesh has all ranks: torch exchanges its gradients between replicas, too."""
     return is_sharded(tensor) and tensor.device_mesh.size() == dist.get_world_size()

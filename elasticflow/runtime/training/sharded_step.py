@@ -26,7 +26,7 @@ from elasticflow.errors import StateError, StopTraining
 from elasticflow.runtime.data.device_transfer import transfer_to
 from elasticflow.runtime.measuring.marks import mark
 from elasticflow.runtime.process import host_copies, torch_private
-from elasticflow.runtime.process.sharded_tensors import local_of, sharded_modules
+from elasticflow.runtime.process.sharded_tensors import is_sharded, local_of, sharded_modules
 from elasticflow.runtime.training import determinism, exact
 from elasticflow.runtime.training.exact import ShardBuffers
 from elasticflow.runtime.training.fixed_order_sum import BucketLayout, FixedOrderAllReduce
@@ -154,6 +154,11 @@ class ShardedStep(ReplicatedStep):
         elif given is not None and given.num_items is None and num_samples != total:
             loss = loss * (num_samples / total)
         self._calls.end_forwards()
+        if is_sharded(loss):
+            raise StateError(
+                "the loss depends on parameters beside the forward of the sharded model, such as on a sum of their squares",
+                "weight_decay of the optimizer; or add the gradient of that term to parameter.grad behind run.gradients",
+            )
         try:
             with mark("backward"):
                 torch.autograd.backward(loss)

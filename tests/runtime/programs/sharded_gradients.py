@@ -48,7 +48,7 @@ parser.add_argument("--stop-at", type=int, default=3, help="step of --stop befor
 parser.add_argument(
     "--odd",
     default="",
-    help="unused, skipped, skipped at once, optimizer, fused, tied, scalar, list, meta: what is refused",
+    help="unused, skipped, skipped at once, decay, optimizer, fused, tied, scalar, list, meta: what is refused",
 )
 args = parser.parse_args()
 
@@ -132,6 +132,8 @@ def loss_of(part: Any) -> Any:
     maybe_stop("before")
     scores = model(part.inputs)
     maybe_stop("after")
+    if args.odd == "decay":
+        return cross_entropy(scores, part.targets) + model.get_parameter("head.weight").square().sum()
     if args.count:
         return cross_entropy(scores, part.targets, reduction="sum"), len(part.targets)
     return cross_entropy(scores, part.targets)
