@@ -381,6 +381,7 @@ class Run:
         arguments = given if in_epochs is None else {**given, "epochs": in_epochs.number}
         if self._is_training and self.worker.should_leave:
             return Batches(lambda: iter(()))
+        self._meet(Call.BATCHES)
         with _ends_here_if_asked(self.worker):
             source = self._stages.source_again(dataset, arguments)
             if source is None:
@@ -551,6 +552,7 @@ class Run:
                 "run.evaluate was given loss and step", "a metric measures the loss of what step returns"
             )
         self._quiet_steps = 0
+        self._meet(Call.EVALUATE)
         self._ballot.meet()
         opened = index_loader.open_dataset(
             worker, lambda: dataset, name or "evaluation", given_to="run.evaluate"
@@ -781,6 +783,7 @@ class Run:
         self.worker.vote.may_cut_short = not self._stages.is_after_batches
         if not self._is_owing:
             return
+        self._meet(Call.PASS)
         snapshots, _ = self._kept("step")
         self._is_owing = False
         if self.worker.should_leave:
@@ -837,6 +840,7 @@ class Run:
 
     def _end_epoch(self, snapshots: Snapshots) -> None:
         """Do the work that is due once the code after an epoch's batches has run. Collective: every rank."""
+        self._meet(Call.EPOCH)
         worker, stages = self.worker, self._stages
         worker.vote.may_cut_short, stages.is_after_batches = True, False
         if self.schedule.steps is None and stages.has_stepped(self.position):

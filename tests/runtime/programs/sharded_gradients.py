@@ -48,7 +48,7 @@ parser.add_argument("--stop-at", type=int, default=3, help="step of --stop befor
 parser.add_argument(
     "--odd",
     default="",
-    help="unused, skipped, skipped at once, decay, optimizer, fused, tied, scalar, list, meta: what is refused",
+    help="unused, skipped, skipped at once, skipped inside, decay, optimizer, fused, tied, scalar, list, meta: what is refused",
 )
 args = parser.parse_args()
 
@@ -62,6 +62,12 @@ def maybe_stop(where: str) -> None:
         raise ef.StopTraining("good enough")
 
 
+def skipped_inside(block: nn.Module) -> Any:
+    """Return the forward of a block that leaves its own layers out on one rank."""
+    whole = block.forward
+    return lambda x: x if at["step"] == 2 and run.rank == 1 else whole(x)
+
+
 class OddNet(Net):
     """The net with dropout, with BatchNorm in front of its head if asked, and with what is refused."""
 
@@ -70,6 +76,8 @@ class OddNet(Net):
         self.last = nn.BatchNorm1d(WIDTH) if args.norms else nn.Identity()
         if args.odd == "unused":
             self.extra = nn.Linear(2, 2)
+        if args.odd == "skipped inside":
+            self.blocks[1].forward = skipped_inside(self.blocks[1])
         if args.odd == "scalar":
             self.scale = nn.Parameter(torch.zeros(()))
         if args.odd == "tied":

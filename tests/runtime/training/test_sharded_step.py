@@ -216,6 +216,7 @@ def test_stop_training_for_samples_that_count_nothing_asks_for_nothing(groups: C
         ),
         (("--odd", "skipped"), "called its blocks in another order than before"),
         (("--odd", "skipped at once"), "called its blocks in another order than before"),
+        (("--odd", "skipped inside"), "a block left out its layers"),
         (("--odd", "decay"), "the loss depends on parameters beside the forward"),
         (("--odd", "optimizer"), "not known to treat each element of a parameter by itself"),
         (("--odd", "fused"), "fused=True"),
