@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from enum import IntEnum
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -25,7 +25,7 @@ from elasticflow.runtime.process import process_group
 from elasticflow.runtime.process.sharded_tensors import sharded_modules
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from torch import nn
 
@@ -44,6 +44,8 @@ class Call(IntEnum):
     EPOCH = 7
     PASS = 8
     RETURN = 9
+    GATHER = 10
+    FINISH = 11
 
 
 _FIRST_BLOCK = 100  # behind the calls: the numbers of blocks
@@ -51,6 +53,11 @@ _COMPARED_FORWARDS = 16  # whose blocks are compared one by one: random draws th
 _SAME_BLOCKS = (
     "a forward calls the same blocks on every rank, whatever its data and its random draws are: draw what is skipped from a "
     "generator that has one seed on all ranks, or multiply a layer's output by 0"
+)
+_ON_EVERY_RANK = "gather parameters on every rank, and write them on one of them"
+_EQUALLY_OFTEN = (
+    "every rank calls the model equally often, and ends its loop after the same step: run.stop(reason), called by any rank, "
+    "ends training on all, and a batch of share 0 is a batch, too"
 )
 _DOES = {
     Call.FORWARD: "calls the sharded model",
@@ -62,6 +69,8 @@ _DOES = {
     Call.EPOCH: "ends an epoch",
     Call.PASS: "ends its pass",
     Call.RETURN: "calls no further block",
+    Call.GATHER: "gathers a parameter, as by full_tensor",
+    Call.FINISH: "calls run.finish",
 }
 
 
@@ -92,6 +101,8 @@ class Lockstep:
             if id(module) in inner:
                 note = torch.compiler.disable(partial(self._before_block, number))  # type: ignore[no-untyped-call]
                 module.register_forward_pre_hook(note, prepend=True)
+
+        self._watch_gathers()
 
     @classmethod
     def of(cls, worker: Worker, model: nn.Module) -> Lockstep | None:
@@ -144,6 +155,22 @@ class Lockstep:
         finally:
             self._is_off = False
 
+    def _watch_gathers(self) -> None:
+        """Compare the calls of `DTensor.redistribute`, which `full_tensor` makes, too.
+
+        Where there are several replicas, the ranks of one may gather its parameters by themselves.
+        """
+        from torch.distributed.tensor import DTensor
+
+        redistribute = DTensor.redistribute
+
+        def compared(tensor: DTensor, *args: Any, **kwargs: Any) -> DTensor:
+            if max(tensor.device_mesh.shape) == self._world_size:
+                self.meet(Call.GATHER)
+            return redistribute(tensor, *args, **kwargs)
+
+        DTensor.redistribute = compared  # type: ignore[method-assign,assignment]
+
     def _before_forward(self, module: nn.Module, args: object) -> None:
         del module, args
         self.meet(Call.FORWARD)
@@ -168,16 +195,16 @@ class Lockstep:
         for rank, other in enumerate(calls):
             ranks.setdefault(int(other), []).append(rank)
         told = ", and ".join(f"rank {of[0]}{_more(of[1:])} {self._does(each)}" for each, of in ranks.items())
-        return StateError(
-            f"the ranks that share a model do not make the same call: {told}",
-            _SAME_BLOCKS
-            if max(ranks) >= _FIRST_BLOCK
-            else "every rank calls the model equally often, and ends its loop after the same step: run.stop(reason), called by any rank, "
-            "ends training on all, and a batch of share 0 is a batch, too",
-        )
+        return StateError(f"the ranks that share a model do not make the same call: {told}", _remedy(ranks))
 
     def _does(self, call: int) -> str:
         return f"calls {self._names[call - _FIRST_BLOCK]}" if call >= _FIRST_BLOCK else _DOES[Call(call)]
+
+
+def _remedy(calls: Collection[int]) -> str:
+    if any(call >= _FIRST_BLOCK for call in calls):
+        return _SAME_BLOCKS
+    return _ON_EVERY_RANK if Call.GATHER in calls else _EQUALLY_OFTEN
 
 
 def _names_of(model: nn.Module, modules: Sequence[nn.Module]) -> list[str]:

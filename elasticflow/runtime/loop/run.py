@@ -914,6 +914,7 @@ class Run:
         """Agree with all ranks on how the loop ended, before the run says whether it is finished. Collective."""
         worker = self.worker
         self._meet(Call.LEAVE)
+        self._meet(Call.FINISH)
         self._pass.require_closed(self.position.step)
         self._ballot.meet()
         steps = [int(text) for text in worker.gather_text(str(self.position.step))]

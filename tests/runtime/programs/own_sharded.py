@@ -50,9 +50,9 @@ parser.add_argument("--leave-at", type=int, help="the last rank leaves its loop 
 parser.add_argument(
     "--leave-by",
     default="break",
-    choices=("break", "exit", "skip", "look", "block", "measure", "evaluate", "all"),
+    choices=("break", "exit", "skip", "look", "block", "measure", "evaluate", "gather", "all"),
     help="how; skip: only this step's forward; look: that of an evaluation by hand; block: the last block of all forwards; measure: "
-    "a forward behind an epoch's batches; evaluate: run.evaluate behind the step; all: every rank, by break after the step",
+    "a forward behind an epoch's batches; evaluate: run.evaluate behind the step; gather: a parameter is gathered; all: every rank, by break after the step",
 )
 parser.add_argument("--cut", default="rows", help="columns: along the second dimension")
 parser.add_argument(
@@ -211,6 +211,8 @@ for batch in batches:
         if not is_alone or args.leave_by != "look":
             model(tokens)  # leaves the root's parameters gathered
     model.train()
+    if is_alone and args.leave_by == "gather":
+        optimizer.param_groups[0]["params"][0].full_tensor()
     run.step(loss=loss)
     if is_alone and args.leave_by == "evaluate":
         run.evaluate(Sentences(96), loss=cross_entropy)
