@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from elasticflow import events
 from elasticflow.errors import NonFiniteLossError, StopTraining
 from elasticflow.runtime.measuring.marks import mark
-from elasticflow.runtime.measuring.scalars import Scalars
+from elasticflow.runtime.measuring.scalars import LOSS_KEYS, Scalars
 from elasticflow.runtime.process.host_copies import HostCopy
+from elasticflow.runtime.process.sharded_tensors import require_whole_scalars
 from elasticflow.runtime.process.stopping import Leaving, request_stop
 from elasticflow.runtime.process.torch_private import foreach_div_
 from elasticflow.runtime.process.votes import LEAVE
@@ -168,6 +169,8 @@ class ReplicatedStep(ABC):
             return None
         if self._first_look is not None:
             self._first_look(result, data, num_samples)
+        if self._takes_sharded and isinstance(result, dict):
+            require_whole_scalars({name: value for name, value in result.items() if name not in LOSS_KEYS})
         loss = parse_loss(result)
         # A count that is still on its device stands beside a sum, and so beside no scalars.
         self._scalars.add(part, result, loss.num_items if isinstance(loss.num_items, float) else num_samples)

@@ -336,7 +336,7 @@ class _Calls:
         ranks of a replica.
 
         Raises:
-            StateError: it depends on more parameters, or on fewer, than that of another rank.
+            StateError: another rank's loss depends on more parameters, or on fewer.
         """
         if self._rounds_left == 0:
             return
