@@ -130,17 +130,17 @@ class LoopStep:
                 worker, model, self._of_part, parts["optimizers"],
                 clip_grad_norm=how.clip_grad_norm, logs_grad_norm=how.logs_grad_norm,
             )  # fmt: skip
-        optimizers = several_optimizers.optimizers(parts.get("optimizers") or parts.get("optimizer"))
         if worker.sharding is not None or worker.world_size > 1:
+            optimizers = several_optimizers.optimizers(parts.get("optimizers") or parts.get("optimizer"))
             _require_of_model(model, optimizers)
+            if worker.sharding is not None:
+                require_elementwise(optimizers.items())
+                use_exact_norm()
         common: dict[str, Any] = {
             "precision": how.precision,
             "on_nonfinite": how.on_nonfinite,
             "scaler": parts.get("scaler") if how.precision == "fp16" else None,
         }
-        if worker.sharding is not None:
-            require_elementwise(optimizers.items())
-            use_exact_norm()
         if worker.layout.degree > 1:
             shards, is_exact = how.virtual_shards or virtual_shards, how.virtual_shards is not None
             if shards is None:
