@@ -23,6 +23,7 @@ from elasticflow.errors import StateError, StepResultError
 from elasticflow.protocol import run_files, worker_environment
 from elasticflow.runtime.measuring.scalars import LOSS_KEYS, require_name, require_room, scalars_in
 from elasticflow.runtime.process.host_copies import read_together
+from elasticflow.runtime.process.sharded_tensors import require_whole_scalars
 from elasticflow.runtime.process.step_log import LateNumber
 from elasticflow.runtime.process.stopping import Stopped
 from elasticflow.runtime.training.step_row import NO_REQUESTS, StepRow
@@ -96,6 +97,7 @@ class Ballot:
         Raises:
             StepResultError: a value is not one number, a name cannot be used, or they are too many.
         """
+        require_whole_scalars(scalars)
         found = scalars_in(scalars)
         for name, value in scalars.items():
             if name in LOSS_KEYS or run_files.is_ours(name):

@@ -10,6 +10,7 @@ from torch import Tensor
 from elasticflow.errors import HookError
 from elasticflow.protocol import points, run_files
 from elasticflow.runtime.loop.images import png_of
+from elasticflow.runtime.process.sharded_tensors import whole_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -106,6 +107,7 @@ class HookContext:
             raise TypeError(
                 f"log_scalar({name!r}, ...) was given a {type(value).__name__}, and logs a number"
             )
+        value = whole_of(value)
         number = float(value.detach()) if isinstance(value, Tensor) else float(value)
         self._writer.add("scalar", name, number if math.isfinite(number) else None, self._facts)
 
@@ -134,7 +136,7 @@ class HookContext:
             ValueError: it has another shape, or *name* is no name.
         """
         _require_name(name)
-        self._writer.add_image(name, png_of(image), self._facts)
+        self._writer.add_image(name, png_of(whole_of(image)), self._facts)
 
 
 def _require_name(name: Any) -> None:

@@ -13,11 +13,15 @@ from elasticflow.runtime.training.ddp import DDPStep
 from elasticflow.runtime.training.exact import ExactStep
 from elasticflow.runtime.training.exact_norm import use_exact_norm
 from elasticflow.runtime.training.manual_step import ManualStep
+from elasticflow.runtime.training.several_optimizers import parameters_of
 from elasticflow.runtime.training.shard_model import require_elementwise
 from elasticflow.runtime.training.sharded_step import ShardedStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from torch import nn
+    from torch.optim import Optimizer
 
     from elasticflow.runtime.data.index_loader import Batch as OwnPart
     from elasticflow.runtime.process.context import Worker
@@ -126,15 +130,17 @@ class LoopStep:
                 worker, model, self._of_part, parts["optimizers"],
                 clip_grad_norm=how.clip_grad_norm, logs_grad_norm=how.logs_grad_norm,
             )  # fmt: skip
+        if worker.sharding is not None or worker.world_size > 1:
+            optimizers = several_optimizers.optimizers(parts.get("optimizers") or parts.get("optimizer"))
+            _require_of_model(model, optimizers)
+            if worker.sharding is not None:
+                require_elementwise(optimizers.items())
+                use_exact_norm()
         common: dict[str, Any] = {
             "precision": how.precision,
             "on_nonfinite": how.on_nonfinite,
             "scaler": parts.get("scaler") if how.precision == "fp16" else None,
         }
-        if worker.sharding is not None:
-            optimizers = several_optimizers.optimizers(parts.get("optimizers") or parts.get("optimizer"))
-            require_elementwise(optimizers.items())
-            use_exact_norm()
         if worker.layout.degree > 1:
             shards, is_exact = how.virtual_shards or virtual_shards, how.virtual_shards is not None
             if shards is None:
@@ -151,3 +157,20 @@ class LoopStep:
         assert self._fn is not None
         assert self._end is not None
         return self._fn(Batch(0, 0, 1.0, self._end, 0, data))
+
+
+def _require_of_model(model: nn.Module, optimizers: Mapping[str, Optimizer]) -> None:
+    """Make sure that the optimizers move nothing but *model*: no other gradients are exchanged.
+
+    Raises:
+        StateError: an optimizer moves something else; named.
+    """
+    own = {id(parameter) for parameter in model.parameters()}
+    for name, optimizer in optimizers.items():
+        others = [p for p in parameters_of([optimizer]) if p.requires_grad and id(p) not in own]
+        if others:
+            raise StateError(
+                f"{name} moves a parameter of shape {tuple(others[0].shape)} that is not of the kept model (and {len(others) - 1} more), "
+                "and run.gradients exchanges the gradients of the model alone",
+                "make one module of all that is trained, and keep it as model, such as nn.ModuleDict with a forward of its own",
+            )

@@ -18,6 +18,7 @@ from elasticflow.runtime.loop.run import Run
 from elasticflow.runtime.loop.script_checks import ScriptChecks
 from elasticflow.runtime.process import stopping
 from elasticflow.runtime.process.shard_layout import Sharding, layout_of
+from elasticflow.runtime.process.sharded_tensors import refuse_draws
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -165,6 +166,7 @@ def _joined(
     if shard is not None:
         _share(worker, shard, is_job=is_job)
     worker.is_exact = gradients is not None and gradients.virtual_shards is not None
+    refuse_draws(worker.device)
     script = None if is_job else ScriptChecks(worker, gradients, chosen.snapshots.ignore)
     return Run(
         worker, chosen.snapshots, gradients=gradients, log_every=chosen.log_every, script=script, **options

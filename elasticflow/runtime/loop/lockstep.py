@@ -1,16 +1,21 @@
 """Keeps the ranks of a loop together where they share a model: the next call of each is that of all the others.
 
 A forward of a sharded model waits for other ranks. A rank that leaves the loop by itself, or leaves a forward out, would have them
-wait for ever, or mix gradients of two steps. So all ranks exchange the kind of their next call before each forward and each step's
-end: an all-reduce of 16 bytes, beside the dozens of exchanges in a forward and a backward.
+wait for ever, or mix gradients of two steps. So all ranks exchange the kind of their next call before each forward and before all
+that they do together, such as a step's end: an all-reduce of 32 bytes, beside the dozens of exchanges in a forward and a backward.
+
+Ranks that call other blocks in a forward, such as a layer that is skipped at random, would mix the blocks' weights. In the first
+forwards they compare each block; later a digest of the blocks that were called goes with the next call, before a step has ended.
 """
 
 from __future__ import annotations
 
+import zlib
 from contextlib import contextmanager
 from datetime import timedelta
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -20,7 +25,7 @@ from elasticflow.runtime.process import process_group
 from elasticflow.runtime.process.sharded_tensors import sharded_modules
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator, Sequence
 
     from torch import nn
 
@@ -34,13 +39,38 @@ class Call(IntEnum):
     GRADIENTS = 2
     STEP = 3
     LEAVE = 4
+    BATCHES = 5
+    EVALUATE = 6
+    EPOCH = 7
+    PASS = 8
+    RETURN = 9
+    GATHER = 10
+    FINISH = 11
 
 
+_FIRST_BLOCK = 100  # behind the calls: the numbers of blocks
+_COMPARED_FORWARDS = 16  # whose blocks are compared one by one: random draws that differ show soon
+_SAME_BLOCKS = (
+    "a forward calls the same blocks on every rank, whatever its data and its random draws are: draw what is skipped from a "
+    "generator that has one seed on all ranks, or multiply a layer's output by 0"
+)
+_ON_EVERY_RANK = "gather parameters on every rank, and write them on one of them"
+_EQUALLY_OFTEN = (
+    "every rank calls the model equally often, and ends its loop after the same step: run.stop(reason), called by any rank, "
+    "ends training on all, and a batch of share 0 is a batch, too"
+)
 _DOES = {
     Call.FORWARD: "calls the sharded model",
     Call.GRADIENTS: "calls run.gradients",
     Call.STEP: "calls run.step",
     Call.LEAVE: "leaves its loop",
+    Call.BATCHES: "calls run.batches",
+    Call.EVALUATE: "calls run.evaluate",
+    Call.EPOCH: "ends an epoch",
+    Call.PASS: "ends its pass",
+    Call.RETURN: "calls no further block",
+    Call.GATHER: "gathers a parameter, as by full_tensor",
+    Call.FINISH: "calls run.finish",
 }
 
 
@@ -54,6 +84,9 @@ class Lockstep:
     def __init__(self, worker: Worker, model: nn.Module) -> None:
         self._world_size, self._last, self._is_off = worker.world_size, Call.STEP, False
         self._owes_leave = False
+        self._forwards = self._blocks = (
+            0  # calls of the model; digest of the blocks that were called since the last call
+        )
         # A group of its own: other collectives of the loop may wait for each other meanwhile.
         self._group = process_group.new_group(worker.identity)
         modules = sharded_modules(model)
@@ -62,6 +95,14 @@ class Lockstep:
         hook = torch.compiler.disable(self._before_forward)  # type: ignore[no-untyped-call]
         for root in (module for module in modules if id(module) not in inner):
             root.register_forward_pre_hook(hook, prepend=True)
+            root.register_forward_hook(torch.compiler.disable(self._after_forward))  # type: ignore[no-untyped-call]
+        self._names = _names_of(model, modules)
+        for number, module in enumerate(modules):
+            if id(module) in inner:
+                note = torch.compiler.disable(partial(self._before_block, number))  # type: ignore[no-untyped-call]
+                module.register_forward_pre_hook(note, prepend=True)
+
+        self._watch_gathers()
 
     @classmethod
     def of(cls, worker: Worker, model: nn.Module) -> Lockstep | None:
@@ -86,12 +127,20 @@ class Lockstep:
         if call is Call.LEAVE and self._last is Call.LEAVE:
             return
         self._last = call
-        ends = torch.tensor([call, -call])
+        self._compare(call, limit_s)
+
+    def _compare(self, call: int, limit_s: float | None = None) -> None:
+        blocks, self._blocks = self._blocks, 0
+        ends = torch.tensor([call, -call, blocks, -blocks])
         work = dist.all_reduce(ends, dist.ReduceOp.MAX, group=self._group, async_op=True)
         work.wait(*(() if limit_s is None else (timedelta(seconds=limit_s),)))
-        most, least = ends.tolist()
+        most, least, most_blocks, least_blocks = ends.tolist()
         if most != -least:
             raise self._other_calls(call)
+        if most_blocks != -least_blocks:
+            raise StateError(
+                "the ranks that share a model called other blocks of it in a forward", _SAME_BLOCKS
+            )
 
     def note_left(self) -> None:
         """Have the next call be preceded by `LEAVE`: an exception may have closed the loop, and others wait for this rank's end then."""
@@ -106,22 +155,61 @@ class Lockstep:
         finally:
             self._is_off = False
 
+    def _watch_gathers(self) -> None:
+        """Compare the calls of `DTensor.redistribute`, which `full_tensor` makes, too.
+
+        Where there are several replicas, the ranks of one may gather its parameters by themselves.
+        """
+        from torch.distributed.tensor import DTensor
+
+        redistribute = DTensor.redistribute
+
+        def compared(tensor: DTensor, *args: Any, **kwargs: Any) -> DTensor:
+            if max(tensor.device_mesh.shape) == self._world_size:
+                self.meet(Call.GATHER)
+            return redistribute(tensor, *args, **kwargs)
+
+        DTensor.redistribute = compared  # type: ignore[method-assign,assignment]
+
     def _before_forward(self, module: nn.Module, args: object) -> None:
         del module, args
         self.meet(Call.FORWARD)
+        self._forwards += 1
 
-    def _other_calls(self, call: Call) -> StateError:
+    def _after_forward(self, *_: object) -> None:
+        if not self._is_off and self._forwards <= _COMPARED_FORWARDS:
+            self._compare(Call.RETURN)
+
+    def _before_block(self, number: int, *_: object) -> None:
+        if self._is_off:
+            return
+        if self._forwards <= _COMPARED_FORWARDS:
+            self._compare(_FIRST_BLOCK + number)
+        else:
+            self._blocks = zlib.crc32(number.to_bytes(4), self._blocks)
+
+    def _other_calls(self, call: int) -> StateError:
         calls = [torch.zeros(1, dtype=torch.int64) for _ in range(self._world_size)]
         dist.all_gather(calls, torch.tensor([call]), group=self._group)
-        ranks: dict[Call, list[int]] = {}
+        ranks: dict[int, list[int]] = {}
         for rank, other in enumerate(calls):
-            ranks.setdefault(Call(int(other)), []).append(rank)
-        told = ", and ".join(f"rank {of[0]}{_more(of[1:])} {_DOES[each]}" for each, of in ranks.items())
-        return StateError(
-            f"the ranks that share a model do not make the same call: {told}",
-            "every rank calls the model equally often, and ends its loop after the same step: run.stop(reason), called by any rank, "
-            "ends training on all, and a batch of share 0 is a batch, too",
-        )
+            ranks.setdefault(int(other), []).append(rank)
+        told = ", and ".join(f"rank {of[0]}{_more(of[1:])} {self._does(each)}" for each, of in ranks.items())
+        return StateError(f"the ranks that share a model do not make the same call: {told}", _remedy(ranks))
+
+    def _does(self, call: int) -> str:
+        return f"calls {self._names[call - _FIRST_BLOCK]}" if call >= _FIRST_BLOCK else _DOES[Call(call)]
+
+
+def _remedy(calls: Collection[int]) -> str:
+    if any(call >= _FIRST_BLOCK for call in calls):
+        return _SAME_BLOCKS
+    return _ON_EVERY_RANK if Call.GATHER in calls else _EQUALLY_OFTEN
+
+
+def _names_of(model: nn.Module, modules: Sequence[nn.Module]) -> list[str]:
+    names = {id(module): name for name, module in model.named_modules()}
+    return [names[id(module)] or "the model" for module in modules]
 
 
 def _more(ranks: list[int]) -> str:

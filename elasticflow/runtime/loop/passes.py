@@ -39,7 +39,7 @@ class Pass:
     def __init__(self) -> None:
         self.batch: Batch | None = None
         self.is_left = False
-        self._has_moved = self._has_settled = self._was_pending = False
+        self._has_moved = self._has_settled = self._was_pending = self._has_gradients = False
         # `id` of parameters with gradients of `Run.gradients` that no optimizer has used.
         self._unused: set[int] = set()
         self._buffers: list[Tensor] = []
@@ -66,7 +66,7 @@ class Pass:
             StateError: an optimizer moved after `Run.step`.
         """
         self.require_still(batch.end.step - 1)
-        self.batch = batch
+        self.batch, self._has_gradients = batch, False
         self._buffer_versions = self._sum_of_versions()
 
     def require_still(self, step: int) -> None:
@@ -152,6 +152,20 @@ class Pass:
                 f"would count that batch as not learned from",
                 "call run.step before the loop is left; this run resumes from its newest snapshot",
             )
+
+    def note_gradients(self) -> None:
+        """Note that `Run.gradients` reads the samples of this pass.
+
+        Raises:
+            StateError: it has read them.
+        """
+        if self._has_gradients:
+            raise StateError(
+                "run.gradients was called a second time in one pass, and the samples of a batch are read once",
+                "let the function return the sum of the losses; where several optimizers move one after the other, "
+                "join(gradients=elasticflow.Gradients(moves_optimizers=True)) and a function that moves them",
+            )
+        self._has_gradients = True
 
     @contextmanager
     def adding_gradients(self, *, overwrites: bool) -> Iterator[None]:

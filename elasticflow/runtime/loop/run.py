@@ -35,14 +35,19 @@ from elasticflow.runtime.loop.passes import MISSING, Batches, Pass
 from elasticflow.runtime.loop.script_checks import OWN_LOOP_OVER
 from elasticflow.runtime.loop.source import Source
 from elasticflow.runtime.loop.stages import Stages
-from elasticflow.runtime.process.sharded_tensors import box_of, is_over_all_ranks, sharded_modules
+from elasticflow.runtime.process.sharded_tensors import (
+    box_of,
+    is_over_all_ranks,
+    require_no_hooks,
+    sharded_modules,
+)
 from elasticflow.runtime.process.stopping import Leaving, Stopped
 from elasticflow.runtime.snapshot.restore import candidates
 from elasticflow.runtime.snapshot.snapshots import Snapshots
 from elasticflow.runtime.state.state import State
-from elasticflow.runtime.training import ddp, replicable
+from elasticflow.runtime.training import ddp, replicable, several_optimizers
 from elasticflow.runtime.training.evaluation import Evaluation
-from elasticflow.runtime.training.shard_model import shard_model
+from elasticflow.runtime.training.shard_model import require_made_after, shard_model
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.system import fault_injection
 
@@ -176,8 +181,12 @@ class Run:
                 f"join(shard={worker.layout.degree}) was called, and the model is not sharded",
                 "run.wrap(model) before the optimizer is made, and before run.keep",
             )
+        given = several_optimizers.optimizers(parts.get("optimizers") or parts.get("optimizer"))
+        require_made_after(parts["model"], given.values())
         for name, parameter in parts["model"].named_parameters():
-            box_of(parameter, f"model.{name}")  # before the first step: rows are all that a snapshot can hold
+            # Before the first step: rows are all that a snapshot can hold.
+            if box_of(parameter, f"model.{name}") is not None:
+                require_no_hooks(parameter, f"model.{name}")
         self._step = LoopStep(
             worker, self._gradients, parts, None if self._source is None else self._source.virtual_shards
         )
@@ -372,6 +381,7 @@ class Run:
         arguments = given if in_epochs is None else {**given, "epochs": in_epochs.number}
         if self._is_training and self.worker.should_leave:
             return Batches(lambda: iter(()))
+        self._meet(Call.BATCHES)
         with _ends_here_if_asked(self.worker):
             source = self._stages.source_again(dataset, arguments)
             if source is None:
@@ -408,7 +418,8 @@ class Run:
 
         Raises:
             NonFiniteLossError: the loss is not finite; raised on every rank.
-            StateError: `join` was given neither *gradients* nor *virtual_shards*, or an operation has no deterministic form here.
+            StateError: `join` was given neither *gradients* nor *virtual_shards*, the batch has had its gradients, or an operation
+                has no deterministic form here.
         """
         if self._step is None or self._source is None or batch.shards is None:
             raise StateError(
@@ -417,6 +428,7 @@ class Run:
                 "without them elasticflow.join(gradients=elasticflow.Gradients())",
             )
         self._meet(Call.GRADIENTS)
+        self._pass.note_gradients()
         adding = self._pass.adding_gradients(overwrites=self._step.overwrites)
         with adding, nullcontext() if self._lockstep is None else self._lockstep.off():
             loss = self._step.forward_backward(fn, batch.shards, self._source.virtual_shards)
@@ -540,6 +552,7 @@ class Run:
                 "run.evaluate was given loss and step", "a metric measures the loss of what step returns"
             )
         self._quiet_steps = 0
+        self._meet(Call.EVALUATE)
         self._ballot.meet()
         opened = index_loader.open_dataset(
             worker, lambda: dataset, name or "evaluation", given_to="run.evaluate"
@@ -770,6 +783,7 @@ class Run:
         self.worker.vote.may_cut_short = not self._stages.is_after_batches
         if not self._is_owing:
             return
+        self._meet(Call.PASS)
         snapshots, _ = self._kept("step")
         self._is_owing = False
         if self.worker.should_leave:
@@ -826,6 +840,7 @@ class Run:
 
     def _end_epoch(self, snapshots: Snapshots) -> None:
         """Do the work that is due once the code after an epoch's batches has run. Collective: every rank."""
+        self._meet(Call.EPOCH)
         worker, stages = self.worker, self._stages
         worker.vote.may_cut_short, stages.is_after_batches = True, False
         if self.schedule.steps is None and stages.has_stepped(self.position):
@@ -899,6 +914,7 @@ class Run:
         """Agree with all ranks on how the loop ended, before the run says whether it is finished. Collective."""
         worker = self.worker
         self._meet(Call.LEAVE)
+        self._meet(Call.FINISH)
         self._pass.require_closed(self.position.step)
         self._ballot.meet()
         steps = [int(text) for text in worker.gather_text(str(self.position.step))]

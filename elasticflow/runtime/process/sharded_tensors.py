@@ -18,12 +18,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from elasticflow.errors import StateError
+from elasticflow.errors import StateError, StepResultError
 from elasticflow.runtime.process import torch_private
 from elasticflow.snapshots.format.pieces import Part
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from torch import nn
 
@@ -64,6 +64,30 @@ def is_sharded(tensor: Tensor) -> bool:
 def local_of(tensor: Tensor) -> Tensor:
     """Return the local part of a DTensor; any other tensor is returned itself."""
     return torch_private.local_tensor_of(tensor) if is_sharded(tensor) else tensor
+
+
+def whole_of(value: Any) -> Any:
+    """Return the whole tensor of a DTensor; any other value is returned itself. Collective for a DTensor: the ranks that share it.
+
+    A number that torch made of a sharded tensor, such as its norm, is a DTensor whose `item()` is of this rank's rows.
+    """
+    is_part = isinstance(value, Tensor) and is_sharded(value)
+    tensor: Any = value
+    return tensor.full_tensor() if is_part else value
+
+
+def require_whole_scalars(result: Mapping[Any, Any]) -> None:
+    """Make sure that no number beside a step's loss is a DTensor.
+
+    Raises:
+        StepResultError: a number was made of a sharded parameter; named.
+    """
+    for name, value in result.items():
+        if isinstance(value, Tensor) and not value.dim() and is_sharded(value):
+            raise StepResultError(
+                f"the scalar {name} was made of a parameter of a sharded model, and is of this worker's rows alone",
+                "log it in a hook with all_ranks = true by log_scalar; or log value.full_tensor(), which every rank calls",
+            )
 
 
 def box_of(tensor: Tensor, name: str) -> Box | None:
@@ -123,6 +147,33 @@ def like(rows: Tensor, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 def _strides_of(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
+
+
+def refuse_draws(device: torch.device) -> None:
+    """Have random draws into sharded tensors raise a StateError, where each rank would draw the same numbers for its rows."""
+    if device.type == "cpu":
+        torch_private.refuse_draws_into_parts(_drawn_into_rows)
+
+
+def _drawn_into_rows() -> StateError:
+    return StateError(
+        "random numbers were drawn into a sharded tensor, as by torch.nn.init or normal_: on CPUs each rank would draw the same "
+        "numbers for its own rows",
+        "draw them before the model is sharded, from plain tensors of the whole shape",
+    )
+
+
+def require_no_hooks(parameter: Tensor, name: str) -> None:
+    """Make sure that nothing is to see or change the gradient of a parameter of a sharded model as a backward makes it.
+
+    Raises:
+        StateError: a hook was registered, which torch would never call; *name* is named.
+    """
+    if torch_private.has_gradient_hooks(parameter):
+        raise StateError(
+            f"{name} has a hook on its gradient, which is not called once the model is sharded",
+            "change gradients between the backward, or run.gradients, and optimizer.step()",
+        )
 
 
 def is_over_all_ranks(tensor: Any) -> bool:

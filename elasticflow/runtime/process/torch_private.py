@@ -63,6 +63,7 @@ __all__ = [
     "foreach_div_",
     "forget_loader_process",
     "has_gathered_gradients",
+    "has_gradient_hooks",
     "has_plain_state",
     "is_accelerator_refused",
     "is_compiled",
@@ -71,6 +72,7 @@ __all__ = [
     "local_tensor_of",
     "on_compile",
     "precompile_headers_if",
+    "refuse_draws_into_parts",
     "replace_total_norm",
     "scale_of",
     "share_batches_without_names",
@@ -213,6 +215,39 @@ def replace_total_norm(norm: Callable[..., Tensor]) -> None:
 
 # The part of a DTensor that this rank holds. `to_local` gives another view of it each time, as a step of autograd.
 local_tensor_of: Callable[[Any], Tensor] = operator.attrgetter("_local_tensor")
+
+
+def has_gradient_hooks(tensor: Tensor) -> bool:
+    """True if functions were registered that see or change the gradient of *tensor*."""
+    _require_attributes(
+        tensor, ["_backward_hooks", "_post_accumulate_grad_hooks"], "to see hooks of parameters"
+    )
+    held: Any = tensor
+    return bool(held._backward_hooks) or bool(held._post_accumulate_grad_hooks)
+
+
+def refuse_draws_into_parts(error: Callable[[], Exception]) -> None:
+    """Have random draws into DTensors raise what *error* returns, for the CPU: torch itself draws the same numbers for the part of each rank.
+
+    On a GPU torch moves the generator to each rank's place. Nothing happens where no DTensor can exist yet.
+    """
+    if "torch.distributed.tensor" not in sys.modules:
+        return
+    place: Any = pkgutil.resolve_name("torch.distributed.tensor._random")
+    _require_attributes(place, ["_rng_tracker"], "to refuse random draws into parts of a tensor")
+    place._rng_tracker = _RefusedDraws(error)
+
+
+class _RefusedDraws:
+    """Stands where DTensor looks for the generators of a mesh."""
+
+    distribute_region_enabled = True
+
+    def __init__(self, error: Callable[[], Exception]) -> None:
+        self._error = error
+
+    def _distribute_region(self, *_: Any, **__: Any) -> Any:
+        raise self._error()
 
 
 def has_gathered_gradients(module: Any) -> bool:

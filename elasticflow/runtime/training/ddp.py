@@ -93,14 +93,22 @@ class DDPStep(ReplicatedStep):
         memory: Any = self._values.numpy()
         self._array: Any = (c_float * ROW_SIZE).from_buffer(memory)
         replica = _WithBallot(model, self._ends).to(worker.device)
-        self._ballot, self._replica, self._ddp = replica.ballot, replica, None
-        if worker.world_size > 1:
-            self._ddp = DistributedDataParallel(replica, forward_sync_buffers=False, **of_ddp)
-            # It orders its buckets anew after the first backward, as `wrap` says.
-            for _ in range(2):
-                torch.autograd.backward(self._ddp(None, 0, 1, lambda: NO_REQUESTS))
-            for parameter in replica.parameters():
-                parameter.grad = None
+        self._ballot, self._replica, self._of_ddp = replica.ballot, replica, of_ddp
+        self._ddp: DistributedDataParallel | None = None
+        self._exchange_others([])
+
+    def _exchange_others(self, before: list[nn.Parameter]) -> None:
+        del before
+        if self._worker.world_size == 1:
+            return
+        self._ddp = None  # its hooks end with it
+        held = [(parameter, parameter.grad) for parameter in self._replica.parameters()]
+        self._ddp = DistributedDataParallel(self._replica, forward_sync_buffers=False, **self._of_ddp)
+        # It orders its buckets anew after the first backward, as `wrap` says.
+        for _ in range(2):
+            torch.autograd.backward(self._ddp(None, 0, 1, lambda: NO_REQUESTS))
+        for parameter, gradient in held:
+            parameter.grad = gradient
 
     def _sum_of(self, batch: Batch) -> StepRow:
         left = max(1, len(batch.model_keys))

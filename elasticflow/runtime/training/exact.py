@@ -65,14 +65,27 @@ class ExactStep(ReplicatedStep):
         self._low, self._high = even_split(virtual_shards, worker.world_size, worker.rank)
         model_buffers.send(worker, [t.detach() for t in (*model.parameters(), *model.buffers())])
         self._buffers = ShardBuffers(model)
-        # The row of a step; behind the requests and scalars in how many shards there were samples, and in how many each
-        # parameter was used.
+        self._virtual_shards = virtual_shards
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        """Lay out what travels of a virtual shard: the step's row, BatchNorm's buffers and the gradients of the trained parameters."""
+        worker = self._worker
+        # Behind the requests and scalars in how many shards there were samples, and in how many each parameter was used.
         numbers = torch.zeros(ROW_SIZE + 1 + len(self._parameters), device=worker.device)
         leaf = [numbers, *self._buffers.carried(is_first=False), *self._parameters]
         self._leaf_size, self._gradients_from = len(leaf), len(leaf) - len(self._parameters)
         layout = BucketLayout(leaf, worker.world_size)
-        self._exchange = FixedOrderAllReduce(layout, virtual_shards, range(worker.world_size), worker.rank)
+        self._exchange = FixedOrderAllReduce(
+            layout, self._virtual_shards, range(worker.world_size), worker.rank
+        )
         self._early = self._early_of(layout)
+
+    def _exchange_others(self, before: list[nn.Parameter]) -> None:
+        self._early.close()
+        for parameter in before:
+            parameter.grad = None  # of a parameter that is frozen now no gradient is left
+        self._lay_out()
 
     def _early_of(self, layout: BucketLayout) -> EarlyBuckets:
         first = self._gradients_from
@@ -266,8 +279,15 @@ class EarlyBuckets:
         self._seen: set[int] = set()
         self._has_looked = self._is_piecemeal = self._is_open = False
         self._gone = 0
-        for index in self._bucket_of:
+        self._hooks: list[Any] = [
             parameters[index].register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]
+            for index in self._bucket_of
+        ]
+
+    def close(self) -> None:
+        """Look at no gradient any more."""
+        for hook in self._hooks:
+            hook.remove()
 
     def begin(self, *, is_last: bool) -> None:
         """Get ready for a backward.

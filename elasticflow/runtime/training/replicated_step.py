@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from abc import ABC, abstractmethod
 from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any
@@ -10,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from elasticflow import events
 from elasticflow.errors import NonFiniteLossError, StopTraining
 from elasticflow.runtime.measuring.marks import mark
-from elasticflow.runtime.measuring.scalars import Scalars
+from elasticflow.runtime.measuring.scalars import LOSS_KEYS, Scalars
 from elasticflow.runtime.process.host_copies import HostCopy
+from elasticflow.runtime.process.sharded_tensors import require_whole_scalars
 from elasticflow.runtime.process.stopping import Leaving, request_stop
 from elasticflow.runtime.process.torch_private import foreach_div_
 from elasticflow.runtime.process.votes import LEAVE
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from elasticflow.runtime.training.step_row import StepRow
 
 _EMPTY = (None, 0), 0
+_REQUIRES_GRAD = operator.attrgetter("requires_grad")
 
 
 class ReplicatedStep(ABC):
@@ -73,7 +76,9 @@ class ReplicatedStep(ABC):
             replicable.require_whole(model)
         self._worker, self._model, self._training_step = worker, model, training_step
         self._precision, self._on_nonfinite, self._scaler = precision, on_nonfinite, scaler
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._all = list(model.parameters())
+        self._trained = list(map(_REQUIRES_GRAD, self._all))
+        self._parameters = [p for p in self._all if p.requires_grad]
         self._scalars = Scalars(worker, parts)
         self._is_here = worker.device.type == "cpu"
         self._watch = model_buffers.BufferWatch(worker, model)
@@ -90,6 +95,7 @@ class ReplicatedStep(ABC):
             StateError: an operation has no deterministic form, and the step is an exact one; named.
         """
         worker = self._worker
+        self._follow_frozen()
         self._watch.before_step()
         worker.generators.look()  # what the optimizer drew
         self._scalars.begin()
@@ -126,6 +132,19 @@ class ReplicatedStep(ABC):
     def _sum_of(self, batch: Batch) -> StepRow:
         """Return the sum of all ranks' rows, their gradients' in the parameters. Collective: every rank."""
 
+    def _follow_frozen(self) -> None:
+        """Exchange the gradients of the parameters that are trained now: a loop may freeze some, or train others from some step on."""
+        trained = list(map(_REQUIRES_GRAD, self._all))
+        if trained == self._trained:
+            return
+        self._trained, before = trained, self._parameters
+        self._parameters = [p for p in self._all if p.requires_grad]
+        self._exchange_others(before)
+
+    @abstractmethod
+    def _exchange_others(self, before: list[nn.Parameter]) -> None:
+        """Exchange the gradients of `_parameters` from now on, and no longer those of *before*. Collective: every rank."""
+
     def _restore_buffers(self) -> None:  # noqa: B027  # plain replicas keep what it was
         """Restore the model's buffers after a step that does not count has changed them."""
 
@@ -150,6 +169,8 @@ class ReplicatedStep(ABC):
             return None
         if self._first_look is not None:
             self._first_look(result, data, num_samples)
+        if self._takes_sharded and isinstance(result, dict):
+            require_whole_scalars({name: value for name, value in result.items() if name not in LOSS_KEYS})
         loss = parse_loss(result)
         # A count that is still on its device stands beside a sum, and so beside no scalars.
         self._scalars.add(part, result, loss.num_items if isinstance(loss.num_items, float) else num_samples)

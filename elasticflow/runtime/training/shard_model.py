@@ -10,7 +10,12 @@ from torch import nn
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.process import process_group, torch_private
-from elasticflow.runtime.process.sharded_tensors import is_sharded, sharded_modules
+from elasticflow.runtime.process.sharded_tensors import (
+    is_sharded,
+    refuse_draws,
+    require_no_hooks,
+    sharded_modules,
+)
 from elasticflow.runtime.training import model_buffers
 
 if TYPE_CHECKING:
@@ -92,10 +97,14 @@ def fully_shard_blocks(
     from torch.distributed.fsdp import fully_shard
 
     mesh = DeviceMesh.from_group(group, device_type, mesh_dim_names=("shard",))
+    marks = {name: dict(vars(parameter)) for name, parameter in model.named_parameters()}
     for module in (*blocks, model):
         if build is not None:
             build.fill(module)
         fully_shard(module, mesh=mesh, reshard_after_forward=sharding.reshard_after_forward)
+    for name, parameter in model.named_parameters():
+        vars(parameter).update(marks[name])  # such as _no_weight_decay, by which a script makes groups
+    refuse_draws(torch.device(device_type))
 
 
 def blocks_of(
@@ -149,6 +158,21 @@ def require_elementwise(optimizers: Iterable[tuple[str, Any]]) -> None:
                 f"{name} has fused=True, whose last elements round differently on a part of a parameter",
                 f"leave fused out, or foreach=True: torch.optim.{kind.__name__}(..., foreach=True)",
             )
+
+
+def require_made_after(model: nn.Module, optimizers: Iterable[Any]) -> None:
+    """Make sure that the optimizers of a sharded model were made once it was sharded.
+
+    Raises:
+        StateError: none of them moves a parameter that the model has now.
+    """
+    trained = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    moved = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    if sharded_modules(model) and trained and not trained & moved:
+        raise StateError(
+            "the optimizer moves no parameter of the sharded model: sharding replaces a model's parameters by this worker's rows",
+            "make the optimizer of model.parameters() once the model is sharded, behind run.wrap or fully_shard",
+        )
 
 
 def _named_blocks(model: nn.Module, entries: Sequence[str]) -> list[nn.Module]:
@@ -212,6 +236,7 @@ def _require_parameters(model: nn.Module) -> None:
             raise StateError(f"{name} is not contiguous in memory", "leave channels_last out")
         if not parameter.numel():
             raise StateError(f"{name} has no elements", "leave it out of the model")
+        require_no_hooks(parameter, name)
     for name, module in model.named_modules():
         if isinstance(module, nn.SyncBatchNorm):
             raise StateError(

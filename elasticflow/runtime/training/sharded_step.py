@@ -26,7 +26,7 @@ from elasticflow.errors import StateError, StopTraining
 from elasticflow.runtime.data.device_transfer import transfer_to
 from elasticflow.runtime.measuring.marks import mark
 from elasticflow.runtime.process import host_copies, torch_private
-from elasticflow.runtime.process.sharded_tensors import local_of, sharded_modules
+from elasticflow.runtime.process.sharded_tensors import is_sharded, local_of, sharded_modules
 from elasticflow.runtime.training import determinism, exact
 from elasticflow.runtime.training.exact import ShardBuffers
 from elasticflow.runtime.training.fixed_order_sum import BucketLayout, FixedOrderAllReduce
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from elasticflow.runtime.process.shard_layout import ShardLayout
 
 _NO_MORE = -1  # in place of a block's number: a round's forwards are made
+_COMPARED_ROUNDS = 16  # in which the losses' parameters are counted: random draws that differ show soon
+_NONE = -(2**62)  # in place of a number, of a rank whose loss counts nothing
 _ORDER_BITS = 0xFFFFFF  # a float32 holds so many bits of a whole number exactly
 
 
@@ -94,8 +96,7 @@ class ShardedStep(ReplicatedStep):
         self._carried_like = carried
         self._calls = _Calls(model)
         self._exchange = _Exchange(layout, virtual_shards, worker.rank, self._calls)
-        for number, module in enumerate(sharded_modules(model)):
-            self._exchange.take(module, number)
+        self._exchange.take_all(model)
         flat = self._packed(self._row, carried)
         rows = BucketLayout([flat], layout.replicas)
         self._rows = FixedOrderAllReduce(rows, virtual_shards, layout.holders, worker.rank)
@@ -131,6 +132,11 @@ class ShardedStep(ReplicatedStep):
     def _restore_buffers(self) -> None:
         self._buffers.restore()
 
+    def _exchange_others(self, before: list[nn.Parameter]) -> None:
+        for parameter in before:
+            parameter.grad = None  # of a parameter that is frozen now no gradient is left
+        self._exchange.take_all(self._model)
+
     def _run_round(
         self, leaf: int | None, data: Any, num_samples: int, total: int
     ) -> tuple[Tensor | float, float | Tensor] | None:
@@ -150,6 +156,12 @@ class ShardedStep(ReplicatedStep):
         elif given is not None and given.num_items is None and num_samples != total:
             loss = loss * (num_samples / total)
         self._calls.end_forwards()
+        self._calls.require_same_use(loss if self._exchange.counts else None)
+        if is_sharded(loss):
+            raise StateError(
+                "the loss depends on parameters beside the forward of the sharded model, such as on a sum of their squares",
+                "weight_decay of the optimizer; or add the gradient of that term to parameter.grad behind run.gradients",
+            )
         try:
             with mark("backward"):
                 torch.autograd.backward(loss)
@@ -283,6 +295,7 @@ class _Calls:
         self._device, self._group = first.device, first.device_mesh.get_group()
         self.known: list[tuple[Any, Any]] | None = None
         self._expected: list[int] | None = None
+        self._rounds_left = _COMPARED_ROUNDS
         # Before torch's own hook, which waits for the other ranks.
         model.register_forward_pre_hook(self._enter, prepend=True, with_kwargs=True)
         for number, module in enumerate(sharded_modules(model)):
@@ -316,6 +329,27 @@ class _Calls:
             raise _other_order()
         self.known, self._is_open = self._arguments, False
 
+    def require_same_use(self, loss: Tensor | None) -> None:
+        """Make sure that *loss* depends on as many parameters as that of other ranks, in the first rounds. None: it counts nothing.
+
+        The backward of a block that has none of them exchanges nothing, and the others would wait for it. Collective among the
+        ranks of a replica.
+
+        Raises:
+            StateError: another rank's loss depends on more parameters, or on fewer.
+        """
+        if self._rounds_left == 0:
+            return
+        self._rounds_left -= 1
+        number = 0 if loss is None else _number_of_leaves(loss)
+        most, least = self._most([_NONE, _NONE] if loss is None else [number, -number])
+        if most not in (_NONE, -least):
+            raise StateError(
+                f"the loss depends on {most} parameters on one rank, and on {-least} on another: a block left out its layers",
+                "a forward uses the same parameters on every rank, whatever its data and its random draws are: multiply the output of "
+                "a layer that is skipped by 0",
+            )
+
     def order(self) -> Tensor:
         """Return a digest of the order of this round's calls, those of recomputed activations included."""
         text = ",".join(map(str, self._order)).encode()
@@ -331,11 +365,15 @@ class _Calls:
 
     def _require_same(self, number: int) -> None:
         """Make sure that all ranks of the replica are about to call the same block. Collective among them."""
-        mine = torch.tensor([number, -number], device=self._device)
-        dist.all_reduce(mine, dist.ReduceOp.MAX, group=self._group)
-        most, least = mine.tolist()
+        most, least = self._most([number, -number])
         if most != -least:
             raise _other_order()
+
+    def _most(self, numbers: list[int]) -> list[int]:
+        mine = torch.tensor(numbers, device=self._device)
+        dist.all_reduce(mine, dist.ReduceOp.MAX, group=self._group)
+        found: list[int] = mine.tolist()
+        return found
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         del module
@@ -348,6 +386,20 @@ class _Calls:
         if self._is_open:
             self.made, self.is_within = self.made + 1, False
             self.outputs += _differentiable(output)
+
+
+def _number_of_leaves(loss: Tensor) -> int:
+    """Return the number of tensors that a backward of *loss* gives gradients."""
+    waiting: list[Any] = [loss.grad_fn]
+    seen: set[Any] = set(waiting)
+    leaves = 0
+    while waiting:
+        node = waiting.pop()
+        leaves += hasattr(node, "variable")
+        following = {each for each, _ in node.next_functions if each is not None} - seen
+        seen |= following
+        waiting += following
+    return leaves
 
 
 def _detached(value: Any) -> Any:
@@ -382,8 +434,13 @@ class _Exchange:
         self.is_last = False
         self._groups: list[_GroupSum] = []
 
-    def take(self, module: Any, number: int) -> None:
-        """Have the gradients of the parameters that *module* gathers go through here."""
+    def take_all(self, model: nn.Module) -> None:
+        """Have the gradients of all parameters of *model* that are trained now go through here."""
+        self._groups = []
+        for number, module in enumerate(sharded_modules(model)):
+            self._take(module, number)
+
+    def _take(self, module: Any, number: int) -> None:
         own = [p for p in _own_parameters(module) if p.requires_grad]
         if not own:
             return

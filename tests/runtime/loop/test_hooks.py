@@ -13,12 +13,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
 
 from elasticflow import StopTraining
-from elasticflow.errors import HookError
+from elasticflow.errors import HookError, StepResultError
 from elasticflow.protocol.points import read_points
 from elasticflow.runtime.loop.hooks import Hook, Hooks, apart
 from elasticflow.runtime.process.position import Position
+from elasticflow.runtime.process.sharded_tensors import require_whole_scalars
 from elasticflow.runtime.process.torch_private import HashStore
 from tests.pretended_device import pretended
 
@@ -262,6 +264,34 @@ def test_what_cannot_be_logged_says_what_can(started: Callable[..., Hooks], log:
     """Wherever it is noticed, before a line is written."""
     with pytest.raises((TypeError, ValueError), match=words):
         started(Model(), on_step=log).after_step(at(1))
+
+
+def test_a_number_of_sharded_parameters_is_that_of_the_whole(
+    started: Callable[..., Hooks], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A norm is logged as ranks gather it, not as this rank's rows have it."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    monkeypatch.setattr(DTensor, "full_tensor", lambda _: torch.tensor(5.0))
+    try:
+        model = Model()
+        fully_shard(model, mesh=DeviceMesh("cpu", [0]))
+        started(
+            model,
+            on_step=Hook(
+                lambda context: context.log_scalar(
+                    "norm", context.model.get_parameter("layer.weight").norm()
+                ),
+                "mine:f",
+                all_ranks=True,
+            ),
+        ).after_step(at(1))
+        with pytest.raises(
+            StepResultError, match="the scalar norm was made of a parameter of a sharded model"
+        ):
+            require_whole_scalars({"kl": torch.tensor(1.0), "norm": model.layer.weight.norm()})
+    finally:
+        dist.destroy_process_group()
+    assert [5.0] == [point["value"] for point in read_points(tmp_path)]
 
 
 def test_a_sharded_model_is_for_hooks_of_all_ranks(started: Callable[..., Hooks]) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 import torch
 from torch import nn
 from torch.optim import SGD
 
+from elasticflow.errors import StateError
 from elasticflow.runtime.loop.kept import parts_of
 from elasticflow.runtime.loop.passes import Pass
 from elasticflow.runtime.state.state import State
@@ -36,3 +41,14 @@ def test_gradients_wait_for_the_optimizer_of_their_parameters() -> None:
     assert add(one=4.0, other=40.0) == {"one": 4.0, "other": 70.0}
     optimizers["other"].zero_grad()
     assert add(other=80.0) == {"one": 4.0, "other": 80.0}
+
+
+def test_a_batch_has_its_gradients_once() -> None:
+    """Its samples are read by then: a second call in the pass would find none."""
+    passes = Pass()
+    passes.note_gradients()
+    with pytest.raises(StateError, match=r"run.gradients was called a second time in one pass"):
+        passes.note_gradients()
+    batch: Any = SimpleNamespace(end=SimpleNamespace(step=2))
+    passes.open(batch)
+    passes.note_gradients()

@@ -419,6 +419,17 @@ def test_the_norm_of_gradients_is_looked_up_at_each_call(monkeypatch: pytest.Mon
     assert float(nn.utils.get_total_norm([parameter.grad])) == 50.0
 
 
+def test_hooks_on_gradients_are_seen() -> None:
+    """Those of both kinds, while they are there."""
+    for register in ("register_hook", "register_post_accumulate_grad_hook"):
+        parameter = nn.Parameter(torch.zeros(2))
+        assert not torch_private.has_gradient_hooks(parameter)
+        hook = getattr(parameter, register)(lambda *_: None)
+        assert torch_private.has_gradient_hooks(parameter)
+        hook.remove()
+        assert not torch_private.has_gradient_hooks(parameter)
+
+
 def test_arguments_are_mapped_leaf_by_leaf() -> None:
     """Tuples and dicts stay what they are."""
     assert ((2, {"a": 4}), {"b": [6]}) == torch_private.tree_map(lambda x: 2 * x, ((1, {"a": 2}), {"b": [3]}))

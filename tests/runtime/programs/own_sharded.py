@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import signal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ import elasticflow as ef
 from elasticflow.runtime.process.sharded_tensors import is_sharded
 from tests.runtime.programs import dying
 from tests.runtime.programs.sharded_parts import Net, Sentences
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 parser = argparse.ArgumentParser()
 parser.add_argument(
@@ -47,8 +50,9 @@ parser.add_argument("--leave-at", type=int, help="the last rank leaves its loop 
 parser.add_argument(
     "--leave-by",
     default="break",
-    choices=("break", "exit", "skip", "look", "all"),
-    help="how; skip: only this step's forward; look: that of an evaluation by hand; all: every rank, by break after the step",
+    choices=("break", "exit", "skip", "look", "block", "measure", "evaluate", "gather", "all"),
+    help="how; skip: only this step's forward; look: that of an evaluation by hand; block: the last block of all forwards; measure: "
+    "a forward behind an epoch's batches; evaluate: run.evaluate behind the step; gather: a parameter is gathered; all: every rank, by break after the step",
 )
 parser.add_argument("--cut", default="rows", help="columns: along the second dimension")
 parser.add_argument(
@@ -66,6 +70,12 @@ class CountingNet(Net):
         """Return scores of words."""
         if self.training:
             self.calls += 1
+        if args.leave_by == "block" and at["step"] == args.leave_at and run.rank == run.world_size - 1:
+            x = self.embed(tokens).mean(1)
+            for block in list(self.blocks)[:-1]:
+                x = block(x)
+            scores: Tensor = self.head(self.frozen(x))
+            return scores
         return super().forward(tokens)
 
 
@@ -125,6 +135,7 @@ class Average:
             weight.copy_(state["weights"][name])
 
 
+at = {"step": 0}
 run = ef.join(seed=7, every=args.every, threads=1)
 torch.manual_seed(5)
 with torch.device("meta" if args.meta else "cpu"):
@@ -145,14 +156,28 @@ if run.position.step:
     state = whole_state()
     if run.rank == 0:
         print("restored " + json.dumps(state), flush=True)
-for batch in run.batches(Sentences(96), size=12, epochs=args.epochs):
+
+
+def by_epochs() -> Iterator[Any]:
+    """Yield the batches; behind those of an epoch the first rank measures by itself."""
+    for _ in run.epochs(args.epochs):
+        yield from run.batches(Sentences(96), size=12)
+        if run.rank == 0:
+            model(torch.zeros(1, 4, dtype=torch.int64))
+
+
+batches = (
+    by_epochs() if args.leave_by == "measure" else run.batches(Sentences(96), size=12, epochs=args.epochs)
+)
+for batch in batches:
+    at["step"] = batch.end.step
     if run.rank == 0 and batch.end.step == args.kill_at:
         dying.die_once_committed()
     if run.rank == 0 and batch.end.step == args.term_at:
         os.kill(os.getpid(), signal.SIGTERM)
     is_last = run.rank == run.world_size - 1
     is_alone = is_last and batch.end.step == args.leave_at
-    if is_alone and args.leave_by not in ("look", "all"):
+    if is_alone and args.leave_by in ("break", "exit", "skip"):
         if args.leave_by == "skip":
             run.step(loss=0.0)
             continue
@@ -186,7 +211,11 @@ for batch in run.batches(Sentences(96), size=12, epochs=args.epochs):
         if not is_alone or args.leave_by != "look":
             model(tokens)  # leaves the root's parameters gathered
     model.train()
+    if is_alone and args.leave_by == "gather":
+        optimizer.param_groups[0]["params"][0].full_tensor()
     run.step(loss=loss)
+    if is_alone and args.leave_by == "evaluate":
+        run.evaluate(Sentences(96), loss=cross_entropy)
     if args.leave_by == "all" and batch.end.step == args.leave_at:
         break
 

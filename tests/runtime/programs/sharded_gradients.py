@@ -29,6 +29,11 @@ parser.add_argument("--precision", default="fp32")
 parser.add_argument("--norms", action="store_true", help="BatchNorm in the last layer")
 parser.add_argument("--checkpointed", action="store_true", help="activations of blocks are computed again")
 parser.add_argument("--compiled", action="store_true", help="blocks are compiled")
+parser.add_argument(
+    "--thaw-at",
+    type=int,
+    help="step from which the blocks are trained, and the embedding is frozen; before, the other way round",
+)
 parser.add_argument("--count", action="store_true", help="sums and counts, not means")
 parser.add_argument(
     "--kill-at", type=int, help="rank 0 gets SIGKILL during this step, once a snapshot is committed"
@@ -43,7 +48,7 @@ parser.add_argument("--stop-at", type=int, default=3, help="step of --stop befor
 parser.add_argument(
     "--odd",
     default="",
-    help="unused, skipped, skipped at once, optimizer, fused, tied, scalar, list, meta: what is refused",
+    help="unused, skipped, skipped at once, skipped inside, decay, optimizer, fused, tied, scalar, list, meta: what is refused",
 )
 args = parser.parse_args()
 
@@ -57,6 +62,12 @@ def maybe_stop(where: str) -> None:
         raise ef.StopTraining("good enough")
 
 
+def skipped_inside(block: nn.Module) -> Any:
+    """Return the forward of a block that leaves its own layers out on one rank."""
+    whole = block.forward
+    return lambda x: x if at["step"] == 2 and run.rank == 1 else whole(x)
+
+
 class OddNet(Net):
     """The net with dropout, with BatchNorm in front of its head if asked, and with what is refused."""
 
@@ -65,6 +76,8 @@ class OddNet(Net):
         self.last = nn.BatchNorm1d(WIDTH) if args.norms else nn.Identity()
         if args.odd == "unused":
             self.extra = nn.Linear(2, 2)
+        if args.odd == "skipped inside":
+            self.blocks[1].forward = skipped_inside(self.blocks[1])
         if args.odd == "scalar":
             self.scale = nn.Parameter(torch.zeros(()))
         if args.odd == "tied":
@@ -110,9 +123,11 @@ if args.checkpointed:
 if args.compiled:
     for each in model.get_submodule("blocks").children():
         each.compile()
+if args.thaw_at:
+    model.get_submodule("blocks").requires_grad_(requires_grad=False)
 if args.shard:
     model = run.wrap(model, **({"blocks": []} if args.odd == "list" else {}))
-trained = [p for p in model.parameters() if p.requires_grad]
+trained = [p for p in model.parameters() if p.requires_grad or args.thaw_at]
 optimizer: Any = torch.optim.AdamW(trained, lr=0.02, fused=True if args.odd == "fused" else None)
 if args.odd == "optimizer":
     optimizer = torch.optim.LBFGS(trained)
@@ -125,6 +140,8 @@ def loss_of(part: Any) -> Any:
     maybe_stop("before")
     scores = model(part.inputs)
     maybe_stop("after")
+    if args.odd == "decay":
+        return cross_entropy(scores, part.targets) + model.get_parameter("head.weight").square().sum()
     if args.count:
         return cross_entropy(scores, part.targets, reduction="sum"), len(part.targets)
     return cross_entropy(scores, part.targets)
@@ -142,6 +159,9 @@ for batch in run.batches(
         dying.die_once_committed()
     if run.rank == 0 and at["step"] == args.term_at:
         os.kill(os.getpid(), signal.SIGTERM)
+    if at["step"] == args.thaw_at:
+        model.get_submodule("blocks").requires_grad_(requires_grad=True)
+        model.get_submodule("embed").requires_grad_(requires_grad=False)
     optimizer.zero_grad()
     loss = run.gradients(loss_of, batch)
     if args.clip:

@@ -93,6 +93,25 @@ def test_what_no_shard_uses_has_no_gradient(me: Any, shards: int) -> None:
     assert before.equal(model.never.weight)
 
 
+def test_layers_that_are_trained_or_frozen_between_steps_are_followed(me: Any) -> None:
+    """Gradients are those of a model whose layers were so from the beginning, to the bit; what is frozen has none."""
+    model, group = make(me)
+    model.norm.requires_grad_(requires_grad=False)
+    early = ExactStep(me, model, step, precision="fp32", on_nonfinite="stop", virtual_shards=4)
+    model.norm.requires_grad_(requires_grad=True)
+    found = []
+    for each in (group, early):
+        torch.manual_seed(0)
+        model.load_state_dict(Net().state_dict())
+        each.forward_backward(batch(4))
+        found.append([None if p.grad is None else p.grad.tolist() for p in model.parameters()])
+    assert found[0] == found[1]
+    model.always.requires_grad_(requires_grad=False)
+    early.forward_backward(batch(4))
+    assert model.always.weight.grad is None
+    assert model.norm.weight.grad is not None
+
+
 def test_a_step_that_is_left_out_changes_nothing(me: Any) -> None:
     """Neither weights nor statistics, though some shards were well."""
     model, group = make(

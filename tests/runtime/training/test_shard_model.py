@@ -7,16 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import _random as random_of_dtensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.process import process_group
 from elasticflow.runtime.process.shard_layout import Sharding, ShardLayout
+from elasticflow.runtime.process.torch_private import HashStore
 from elasticflow.runtime.training import model_buffers, shard_model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 WORKER: Any = SimpleNamespace(layout=ShardLayout(2, 0, 2), device=torch.device("cpu"), world_size=2)
 
@@ -109,6 +112,51 @@ class Plain(nn.Module):
         self.layers, self.head = nn.ModuleList(nn.Linear(2, 2) for _ in range(2)), nn.Linear(2, 2)
 
 
+@pytest.fixture
+def alone() -> Iterator[Any]:
+    """Be the only rank of a group; yield the group. What refuses draws is gone afterwards."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+    place: Any = random_of_dtensor
+    place._rng_tracker = None
+
+
+def sharded(group: Any, model: Plain) -> Plain:
+    """Return the model, cut into the rows of one rank."""
+    shard_model.fully_shard_blocks(model, model.layers, group, "cpu", Sharding(1))
+    return model
+
+
+def test_attributes_of_parameters_stay(alone: Any) -> None:
+    """Scripts make groups of the optimizer by them."""
+    model = Plain()
+    for name in ("head.weight", "layers.0.weight"):
+        vars(model.get_parameter(name))["kind"] = "decays"
+    kinds = {name: getattr(p, "kind", None) for name, p in sharded(alone, model).named_parameters()}
+    assert {"head.weight", "layers.0.weight"} == {name for name, kind in kinds.items() if kind == "decays"}
+
+
+def test_random_numbers_for_rows_are_refused(alone: Any) -> None:
+    """Each rank would draw the same for its own; values that are not drawn, and draws for plain tensors, are fine."""
+    model = sharded(alone, Plain())
+    nn.init.ones_(model.head.weight)
+    nn.init.normal_(torch.zeros(2))
+    with pytest.raises(StateError, match="random numbers were drawn into a sharded tensor"):
+        nn.init.xavier_uniform_(model.head.weight)
+
+
+def test_an_optimizer_of_a_model_that_was_sharded_afterwards_is_refused(alone: Any) -> None:
+    """It has the parameters that were; an optimizer of the rows is fine, and so is the first if nobody shares the model."""
+    model = Plain()
+    early = torch.optim.SGD(model.parameters(), lr=0.1)
+    shard_model.require_made_after(model, [early])
+    sharded(alone, model)
+    shard_model.require_made_after(model, [early, torch.optim.SGD(model.parameters(), lr=0.1)])
+    with pytest.raises(StateError, match="the optimizer moves no parameter of the sharded model"):
+        shard_model.require_made_after(model, [early])
+
+
 def _compiled(model: Plain) -> None:
     model.compile()
 
@@ -133,6 +181,7 @@ def _twice(model: Plain) -> None:
             "layers.1.weight is the same parameter as",
         ),
         (_twice, "layers.0 is named twice among the blocks"),
+        (lambda m: m.head.weight.register_hook(torch.neg), "head.weight has a hook on its gradient"),
         (_compiled, "the model is compiled as a whole"),
     ],
 )

@@ -143,6 +143,23 @@ def test_killed_drained_and_resumed_at_other_degrees(groups: Callable[..., Group
 
 
 @e2e
+def test_layers_that_are_frozen_or_trained_from_some_step_on(groups: Callable[..., Group]) -> None:
+    """One trajectory with several copies, at a degree, and killed behind the change; several workers without virtual shards, too."""
+    whole, options = groups("whole", PROGRAM), ("--thaw-at", "4", "--every", "2 steps")
+    assert [0] == whole.run(1, *options).codes
+    copies, parts = groups("copies", PROGRAM), groups("parts", PROGRAM)
+    assert [0, 0] == copies.run(2, *options).codes
+    assert -9 == parts.run(4, "--shard", "2", *options, "--kill-at", "8", ends=False).codes[0]
+    assert [0, 0] == parts.run(2, "--shard", "2", *options).codes
+    for group in (copies, parts):
+        assert came_to(whole) == came_to(group)
+    for shard in ((), ("--shard", "2")):
+        assert [0, 0] == groups(f"batch{shard}", PROGRAM).run(
+            2, *options, *shard, "--virtual-shards", "0"
+        ).codes
+
+
+@e2e
 def test_a_loop_without_virtual_shards_repeats_its_bits_at_each_number_of_workers(
     groups: Callable[..., Group],
 ) -> None:
@@ -199,6 +216,8 @@ def test_stop_training_for_samples_that_count_nothing_asks_for_nothing(groups: C
         ),
         (("--odd", "skipped"), "called its blocks in another order than before"),
         (("--odd", "skipped at once"), "called its blocks in another order than before"),
+        (("--odd", "skipped inside"), "a block left out its layers"),
+        (("--odd", "decay"), "the loss depends on parameters beside the forward"),
         (("--odd", "optimizer"), "not known to treat each element of a parameter by itself"),
         (("--odd", "fused"), "fused=True"),
         (("--odd", "tied"), "is the same parameter as"),
