@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from elasticflow.errors import StateError
-from elasticflow.runtime.process import process_group
+from elasticflow.runtime.process import process_group, torch_private
 from elasticflow.runtime.process.sharded_tensors import sharded_modules
 
 if TYPE_CHECKING:
@@ -84,9 +84,8 @@ class Lockstep:
     def __init__(self, worker: Worker, model: nn.Module) -> None:
         self._world_size, self._last, self._is_off = worker.world_size, Call.STEP, False
         self._owes_leave = False
-        self._forwards = self._blocks = (
-            0  # calls of the model; digest of the blocks that were called since the last call
-        )
+        self._forwards = 0
+        self._blocks = 0  # a digest of the blocks that were called since the last exchange
         # A group of its own: other collectives of the loop may wait for each other meanwhile.
         self._group = process_group.new_group(worker.identity)
         modules = sharded_modules(model)
@@ -101,8 +100,7 @@ class Lockstep:
             if id(module) in inner:
                 note = torch.compiler.disable(partial(self._before_block, number))  # type: ignore[no-untyped-call]
                 module.register_forward_pre_hook(note, prepend=True)
-
-        self._watch_gathers()
+        torch_private.before_gathers(self._before_gather)
 
     @classmethod
     def of(cls, worker: Worker, model: nn.Module) -> Lockstep | None:
@@ -155,21 +153,10 @@ class Lockstep:
         finally:
             self._is_off = False
 
-    def _watch_gathers(self) -> None:
-        """Compare the calls of `DTensor.redistribute`, which `full_tensor` makes, too.
-
-        Where there are several replicas, the ranks of one may gather its parameters by themselves.
-        """
-        from torch.distributed.tensor import DTensor
-
-        redistribute = DTensor.redistribute
-
-        def compared(tensor: DTensor, *args: Any, **kwargs: Any) -> DTensor:
-            if max(tensor.device_mesh.shape) == self._world_size:
-                self.meet(Call.GATHER)
-            return redistribute(tensor, *args, **kwargs)
-
-        DTensor.redistribute = compared  # type: ignore[method-assign,assignment]
+    def _before_gather(self, mesh: Any) -> None:
+        # Where there are several replicas, the ranks of one may gather its parameters by themselves.
+        if max(mesh.shape) == self._world_size:
+            self.meet(Call.GATHER)
 
     def _before_forward(self, module: nn.Module, args: object) -> None:
         del module, args

@@ -12,6 +12,7 @@ the runtime; and `errors.py`, with the texts of a collective that fails.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import operator
 import os
@@ -54,6 +55,7 @@ __all__ = [
     "Store",
     "TCPStore",
     "address_of",
+    "before_gathers",
     "bind_to_cores",
     "broadcast_coalesced",
     "buffers_of",
@@ -224,6 +226,20 @@ def has_gradient_hooks(tensor: Tensor) -> bool:
     )
     held: Any = tensor
     return bool(held._backward_hooks) or bool(held._post_accumulate_grad_hooks)
+
+
+def before_gathers(act: Callable[[Any], None]) -> None:
+    """Have *act* called with the mesh of a DTensor before the tensor is laid out anew, as `full_tensor` does. For the whole process."""
+    from torch.distributed.tensor import DTensor
+
+    redistribute = DTensor.redistribute
+
+    @functools.wraps(redistribute)
+    def announced(tensor: DTensor, *args: Any, **kwargs: Any) -> DTensor:
+        act(tensor.device_mesh)
+        return redistribute(tensor, *args, **kwargs)
+
+    DTensor.redistribute = announced  # type: ignore[method-assign,assignment]
 
 
 def refuse_draws_into_parts(error: Callable[[], Exception]) -> None:
