@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.observe.records import last_of, parse, read, tail
-from elasticflow.system.json_lines import FollowedLines
+from elasticflow.system.json_lines import FollowedLines, lines_from_end
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,6 +53,21 @@ def test_follower_survives_a_cut(tmp_path: Path) -> None:
     with path.open("ab") as file:
         file.write(b"again\n")
     assert follower.lines() == [b"again"]
+
+
+def test_lines_from_the_end_of_a_file_that_is_cut_meanwhile(tmp_path: Path) -> None:
+    """The reader lives, and ends where bytes are missing; a long line is read whole, an unended one too."""
+    path = tmp_path / "metrics.jsonl"
+    long = b"x" * 3_000_000 + b"\n"
+    path.write_bytes(b"first\n" + long + b"last")
+    lines = lines_from_end(path)
+    size = path.stat().st_size
+    assert next(lines) == (size, b"last")
+    assert list(lines) == [(size - 4, long), (6, b"first\n")]
+    lines = lines_from_end(path)
+    next(lines)
+    os.truncate(path, 0)
+    assert list(lines) == []
 
 
 def test_last_of() -> None:
