@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.observe.records import last_of, parse, read, tail
+from elasticflow.observe.records import newest_with, parse, read, tail
 from elasticflow.system.json_lines import FollowedLines, lines_from_end
 
 if TYPE_CHECKING:
@@ -70,9 +70,10 @@ def test_lines_from_the_end_of_a_file_that_is_cut_meanwhile(tmp_path: Path) -> N
     assert list(lines) == []
 
 
-def test_last_of() -> None:
-    """The newest records that have a field, oldest first."""
-    records: list[dict[str, Any]] = [{"a": 1}, {"b": 2}, {"a": None}, {"a": 3}]
-    assert last_of(records, "a") == [{"a": 3}]
-    assert last_of(records, "a", 5) == [{"a": 1}, {"a": 3}]
-    assert last_of(records, "z") == []
+def test_the_newest_records_with_a_key(tmp_path: Path) -> None:
+    """They are found behind any number of others; the key's name inside of a record does not count."""
+    path = tmp_path / "metrics.jsonl"
+    assert list(newest_with(path, "eval")) == []
+    others = '{"step": 1, "of": "eval", "in": {"eval": 1}}\n{"eval": null}\n{"eval": torn' * 40_000
+    path.write_text(f'{{"eval": 1}}\n{{"eval": 2}}\n{others}\n')
+    assert list(newest_with(path, "eval")) == [{"eval": 2}, {"eval": 1}]
