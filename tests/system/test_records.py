@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elasticflow.observe.records import newest_with, parse, read, tail
 from elasticflow.system.json_lines import FollowedLines, lines_from_end
