@@ -383,6 +383,7 @@ def test_what_is_not_there(
         (("pin",), "which snapshot? Give a name, latest, best or step:N"),
         (("prune", "best"), "to keep one: elasticflow snapshots pin best"),
         (("list", "--option", "anon"), '"anon" is not KEY=VALUE'),
+        (("list", "--option", "a=1", "--option", "a.b=2"), "a has a value, and cannot have b in it"),
         (("prune", "--keep-within", "3 steps"), 'must be a time, like "30 s"'),
     ],
 )
