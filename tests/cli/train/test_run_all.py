@@ -86,6 +86,14 @@ def test_plan_lists_cases_and_shows_one(ran: Callable[..., Ran]) -> None:
     assert ran("run", "jobs/sweep.toml", "--case", "seed2", "--dry-run")[0] == 0
 
 
+@pytest.mark.parametrize("option", ["--deep", "--diff=nightly"])
+def test_plan_of_all_cases_ignores_no_option(ran: Callable[..., Ran], option: str) -> None:
+    """What concerns one job wants a case."""
+    code, out, err = ran("plan", "jobs/sweep.toml", option)
+    assert (code, out) == (2, "")
+    assert "about one of them, give --case" in err
+
+
 def test_plan_writes_the_files_of_one_case(ran: Callable[..., Ran], project: Path) -> None:
     """The header says how to make it again; `resume` finds the case in job.json."""
     assert ran("plan", "jobs/sweep.toml", "--case", "seed2", "-o", "build")[0] == 0
