@@ -85,9 +85,9 @@ def _newest(path: Path, count: int, only: Sequence[str]) -> list[Record]:
     return newest[::-1]
 
 
-def _chosen(record: Record, only: Sequence[str], prefix: str = "") -> Record:
+def _chosen(record: Record, only: Sequence[str], prefix: str = "") -> dict[str, Any]:
     """Return the record with *only* these quantities, and its place; empty if it has none of them."""
-    chosen: Record = {}
+    chosen: dict[str, Any] = {}
     for name, value in record.items():
         if isinstance(value, dict):
             inner = _chosen(value, only, _inside(prefix, name))

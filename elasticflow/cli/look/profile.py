@@ -169,6 +169,11 @@ def _ask(folder: RunFolder, request: ProfileRequest) -> int:
         except FileExistsError:  # another process makes a request at this moment
             number += 1
             continue
+        except OSError as error:
+            raise ProfileError(
+                f"run {folder.run_id} cannot be asked for a trace: {path.parent} cannot be made: {error.strerror}",
+                "the user who has started the run can ask for it",
+            ) from error
         atomic_files.replace(path, [to_json(request).encode()], sync=False)
         return number
 

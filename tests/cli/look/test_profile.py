@@ -195,6 +195,14 @@ def test_a_request_that_the_supervisor_could_not_read(training: Run, monkeypatch
     assert (1, "", "profiles/1/request.json: no JSON\n") == training.profile()
 
 
+def test_a_run_folder_that_takes_no_request(training: Run) -> None:
+    """It is another user's, or the disk is full."""
+    training.folder.profiles.touch()
+    code, out, err = training.profile()
+    assert (2, "") == (code, out)
+    assert f"error: run {RUN_ID} cannot be asked for a trace: " in err
+
+
 def test_what_nobody_took_is_withdrawn(training: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run ended, or the person has pressed Ctrl-C."""
     alive = iter([True, True, False])
