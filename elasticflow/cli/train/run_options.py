@@ -57,20 +57,15 @@ class RunOptions:
             raise click.BadParameter(
                 "letters, digits, '.', '_' and '-' only, at most 100", param_hint="--run-id"
             )
-        if self.hosts is not None and (
+        names_nodes = (
             self.endpoint is not None or self.is_simulated or self.is_all or self.node_rank is not None
-        ):
+        )
+        if self.hosts is not None and names_nodes:
             raise click.UsageError(
                 "--hosts says which machines there are, and how they meet: give it without --join, --node-rank, --all, "
                 "--simulate-nodes and --scale"
             )
-        if self.on is not None and (
-            self.hosts is not None
-            or self.endpoint is not None
-            or self.is_simulated
-            or self.is_all
-            or self.node_rank is not None
-        ):
+        if self.on is not None and (self.hosts is not None or names_nodes):
             raise click.UsageError(
                 f"--on {self.on} says where the nodes are: give it without --hosts, --join, --node-rank, --all, "
                 "--simulate-nodes and --scale"
