@@ -48,5 +48,7 @@ def test_closed_streams_are_no_error() -> None:
         ["sh", "-c", f"{command} <&- >&-"], capture_output=True, text=True, check=False, timeout=100
     )
     assert (0, "") == (done.returncode, done.stderr)
-    done = subprocess.run(["sh", "-c", f"{command} 2>&- <&-"], capture_output=True, check=False, timeout=100)
-    assert (0, True) == (done.returncode, done.stdout.startswith(b"# "))
+    done = subprocess.run(
+        ["sh", "-c", f"{command} 2>&- <&-"], capture_output=True, text=True, check=False, timeout=100
+    )
+    assert (0, True) == (done.returncode, done.stdout.startswith("# "))
