@@ -11,6 +11,7 @@ def main() -> None:
     """Run the command line and exit with its code."""
     # This comes first: Ctrl-C during the imports below would end in a traceback through them.
     signal.signal(signal.SIGINT, _leave)
+    _open_closed_streams()
     # This comes before the import of the command: the first step waits for the agent's imports, not for the command's.
     from elasticflow.launcher.agent.waiting_agent import start_ahead
 
@@ -18,6 +19,18 @@ def main() -> None:
     from elasticflow.cli.main import run
 
     run()
+
+
+def _open_closed_streams() -> None:
+    """Open standard streams that are closed (`elasticflow run job.toml >&-`) on /dev/null, for all processes of a run.
+
+    The next file that is opened would get the number of a closed stream, and what a process prints would be in that file.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode)  # noqa: PTH123, SIM115  # it gets the lowest number that is free: the stream's
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
 
 
 def _leave(number: int, frame: object) -> None:

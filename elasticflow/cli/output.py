@@ -203,6 +203,23 @@ def print_json(facts: object) -> None:
     click.echo(json.dumps(facts, indent=2, default=str))
 
 
+def write_file(target: Path, text: str) -> int:
+    """Write *text* to *target*, whole or not at all; return its size in bytes.
+
+    Raises:
+        ElasticflowError: the file cannot be written.
+    """
+    from elasticflow.errors import ElasticflowError
+    from elasticflow.system import atomic_files
+
+    try:
+        return atomic_files.write(target, [text.encode("utf-8", "replace")])
+    except OSError as error:
+        raise ElasticflowError(
+            f"{target} cannot be written: {error.strerror}", "choose a place: -o FILE"
+        ) from error
+
+
 def warn(sentence: str) -> None:
     """Print a warning on standard error."""
     from elasticflow.system.records import printable

@@ -131,7 +131,8 @@ def _behind_unknown_keys(raw: TomlTable, name: str, found: list[TableProblem]) -
     except ValidationError as error:
         details = error.errors(include_url=False, include_input=False)
         behind = [problem_of(each, name, {**raw, name: meant}) for each in details]
-        return [each for each in behind if len(each.path) > 1 and value_at(each.path, raw) is not None]
+        there = [each for each in behind if len(each.path) > 1 and value_at(each.path, raw) is not None]
+        return _sifted(there)
     return []
 
 

@@ -135,9 +135,10 @@ class RunNarrator:
         )
 
     def _run_finished(self, record: Record) -> Line:
-        parts = [self._measured] if self._evaluation else []
+        measured = self._measured
         if self._best is not None and self._best not in self._evaluation.values():
-            parts[0] += f" (best {self._best_of} {number(self._best)})".replace("  ", " ")
+            measured += f" (best {self._best_of} {number(self._best)})".replace("  ", " ")
+        parts = [measured.strip()] if measured else []
         if self._history.script is None or int_of(record, "step"):
             parts.append(plural(int_of(record, "step"), "step"))
         parts.append(plural(int_of(record, "restarts"), "restart"))

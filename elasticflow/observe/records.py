@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections import deque
+import json
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.system import records
-from elasticflow.system.json_lines import lines_of
+from elasticflow.system.json_lines import lines_from_end, lines_of
 from elasticflow.system.records import BadJsonError, Damage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
     from elasticflow.run_folder import RunFolder
     from elasticflow.system.records import Record
 
 TAIL_BYTES = 1 << 18
+# Lines of tens of thousands of steps: an epoch between two evaluations may be that long.
+_SEARCHED_BYTES = 1 << 24
 
 
 def parse(line: bytes | str) -> dict[str, Any] | None:
@@ -75,6 +78,16 @@ def damages_of(folder: RunFolder) -> list[Damage]:
     return damages
 
 
-def last_of(records: Sequence[Record], key: str, count: int = 1) -> list[Record]:
-    """Return the last *count* records that have *key*, oldest first."""
-    return list(deque((r for r in records if r.get(key) is not None), maxlen=count))
+def newest_with(path: Path, key: str) -> Iterator[Record]:
+    """Yield the records of *path* that have *key*, the newest first, as far as they are in its last 16 MB.
+
+    None if the file does not exist or cannot be read (`damages_of`).
+    """
+    mark, size = json.dumps(key).encode(), None
+    with suppress(OSError):
+        for end, line in lines_from_end(path):
+            size = end if size is None else size
+            if size - end > _SEARCHED_BYTES:
+                return
+            if mark in line and (record := parse(line)) is not None and record.get(key) is not None:
+                yield record

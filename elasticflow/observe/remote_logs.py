@@ -7,10 +7,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from elasticflow import events
 from elasticflow.launcher.rendezvous.requests import Request, copies_in, put_request
-from elasticflow.observe.history import RunHistory
+from elasticflow.observe.history import GONE, RunHistory
+from elasticflow.observe.records import parse
 from elasticflow.observe.status import read_status
 from elasticflow.observe.worker_logs import generations
+from elasticflow.system.json_lines import lines_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,6 +24,11 @@ if TYPE_CHECKING:
 # Seconds that the run has to answer: more than its nodes have.
 _PATIENCE_S = 10.0
 _POLL_S = 0.02
+# Parts of the lines of events.jsonl about nodes and groups.
+_TELLING = tuple(
+    f'"{name}"'.encode()
+    for name in (events.RUN_STARTED, events.GENERATION_STARTED, events.NODE_JOINED, *GONE)
+)
 # Names that supervisors give to the nodes of their own machine.
 _OWN_NODE = re.compile(r"n\d+")
 
@@ -111,7 +119,9 @@ def missing(folder: RunFolder, generation: int | None = None) -> list[Elsewhere]
 
 def _members(folder: RunFolder) -> dict[int, tuple[Node, ...]]:
     """Return the nodes of each generation, in rank order."""
-    history = RunHistory.read(folder)
+    # Only these lines are parsed: a run of weeks has many others, and one that is followed is asked every second.
+    lines = (line for line in lines_of(folder.events) if any(mark in line for mark in _TELLING))
+    history = RunHistory.of(record for line in lines if (record := parse(line)) is not None)
     if read_status(folder).status != "running":
         for node in history.nodes.values():
             node.leave()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from elasticflow.compiler.launch_folder.materialize import source_copy
 from elasticflow.compiler.provenance.drift import Difference, compare_made
 from elasticflow.compiler.provenance.origins import Made, environment_of, made_from, made_in, origins_now
-from elasticflow.errors import RunNotFoundError
+from elasticflow.errors import RunNotFoundError, StorageError
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.status import read_status
 from elasticflow.snapshots.store.catalog import Catalog
@@ -63,6 +63,7 @@ def inputs_of_run(project_root: Path, text: str) -> RunInputs:
 
     Raises:
         RunNotFoundError: there is no such run, or it was never launched.
+        StorageError: the place at the URI cannot be read.
         LaunchFolderError: its record cannot be read.
     """
     if _URL.match(text):
@@ -105,6 +106,10 @@ def _inputs_at(uri: str) -> RunInputs:
                 "give the run's own folder: snapshots.uri and its id",
             )
         return RunInputs(storage.uri, made_from(record))
+    except OSError as error:
+        raise StorageError(
+            f"{storage.uri} cannot be read: {error}", "check the address and its credentials, then try again"
+        ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise RunNotFoundError(f"JOB.json at {storage.uri} cannot be read: {error}") from error
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from elasticflow.observe.history import RunHistory, began, state_of
-from elasticflow.observe.records import last_of, tail
+from elasticflow.observe.records import newest_with, tail
 from elasticflow.observe.run_state import RunState
 from elasticflow.observe.terminal.activities import awaited_of
 from elasticflow.observe.terminal.formats import goodput, number, rfc3339
@@ -133,14 +133,13 @@ def is_locked(folder: RunFolder) -> bool:
 def read_status(folder: RunFolder) -> RunStatus:
     """Return the state of the run in *folder*; files that are not there yet count as empty."""
     state = state_of(folder)
-    metrics = tail(folder.metrics)
-    last_step = (last_of(metrics, "loss") or [{}])[0]
-    evaluation = (last_of(metrics, "eval") or [{}])[0]
+    last_step = next(newest_with(folder.metrics, "loss"), {})
+    evaluation = next(newest_with(folder.metrics, "eval"), {})
     status = _status(state, folder)
     is_running = status == "running"
     step = max(state.step, int_of(last_step, "step"))
     pace = Pace()
-    for record in metrics:
+    for record in tail(folder.metrics):
         pace.add(record)
     history = RunHistory.newest(folder)
     committed = history.snapshot

@@ -1,7 +1,8 @@
 """MLflow: one run of an experiment, continued by its id.
 
 Guarantee: MLflow has each point once. A metric of MLflow is a row of key, value, step and time, so a row that is sent
-again after a crash changes nothing. A run whose id was lost is found again by its tag `elasticflow.run_id`.
+again after a crash changes nothing. A run whose id was lost is found again by its tags `elasticflow.run_id` and
+`elasticflow.job`.
 """
 
 from __future__ import annotations
@@ -106,7 +107,8 @@ class MLflow(Sink):
         return str(experiment.experiment_id)
 
     def _found(self, experiment: str, run: RunFacts) -> str | None:
-        own = f"tags.`elasticflow.run_id` = '{run.run_id}'"
+        # Runs of several jobs may have one id, and jobs may share an experiment.
+        own = f"tags.`elasticflow.run_id` = '{run.run_id}' and tags.`elasticflow.job` = '{run.job}'"
         runs = self._client.search_runs([experiment], own, max_results=1)
         return str(runs[0].info.run_id) if runs else None
 

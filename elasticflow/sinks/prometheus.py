@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 import threading
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,13 +46,13 @@ class Prometheus(Sink):
         self._state = "running"
 
     def open(self, run: RunFacts, remembered: Remembered) -> None:
-        """Begin with the values of the previous file."""
+        """Begin with the values that the previous file has of this run."""
         self._run = run
         self._path = self._place(run)
         self._server = None if (listen := self.options.get("listen")) is None else self._serving(listen)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         if self._path.is_file():
-            self._values = read_values(self._path.read_text(encoding="utf-8"))
+            self._values = read_values(self._path.read_text(encoding="utf-8", errors="replace"), self._labels)
 
     def points(self, batch: Sequence[Point]) -> None:
         """Take over the newest values."""
@@ -116,13 +117,16 @@ class Prometheus(Sink):
         atomic_files.replace(self._path, [self._text().encode()], mode=0o644, sync=False)
 
     def _text(self) -> str:
-        labels = {"job_name": self._run.job, "run_id": self._run.run_id}
-        return exposition(dict(self._values), self._state, labels)
+        return exposition(dict(self._values), self._state, self._labels)
+
+    @property
+    def _labels(self) -> dict[str, str]:
+        return {"job_name": self._run.job, "run_id": self._run.run_id}
 
 
 def exposition(values: Mapping[str, float], state: str, labels: Mapping[str, str]) -> str:
     """Return *values* as gauges in Prometheus' text format, and the run's state as one gauge per state."""
-    of_run = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+    of_run = _in_braces(labels)
     lines = []
     for name, value in values.items():
         lines += [f"# TYPE {PREFIX}{name} gauge", f"{PREFIX}{name}{{{of_run}}} {_number(value)}"]
@@ -131,14 +135,19 @@ def exposition(values: Mapping[str, float], state: str, labels: Mapping[str, str
     return "".join(f"{line}\n" for line in lines)
 
 
-def read_values(text: str) -> dict[str, float]:
-    """Return the values that `exposition` wrote; other lines are left out."""
+def read_values(text: str, labels: Mapping[str, str]) -> dict[str, float]:
+    """Return the values that `exposition` wrote with these labels; other lines are left out, as those of another run."""
     found = {}
+    line_of = re.compile(rf"{PREFIX}(\w+)\{{{re.escape(_in_braces(labels))}\}} (\S+)")
     for line in text.splitlines():
-        match = re.fullmatch(rf"{PREFIX}(\w+)\{{(.*)\}} (\S+)", line)
-        if match and match[1] != "run_state":
-            found[match[1]] = float(match[3].replace("Inf", "inf"))
+        if match := line_of.fullmatch(line):
+            with suppress(ValueError):  # of another writer
+                found[match[1]] = float(match[2].replace("Inf", "inf"))
     return found
+
+
+def _in_braces(labels: Mapping[str, str]) -> str:
+    return ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
 
 
 def _number(value: float) -> str:

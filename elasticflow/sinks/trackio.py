@@ -33,9 +33,11 @@ class Trackio(Sink):
 
     def points(self, batch: Sequence[Point]) -> None:
         """Continue the run, log a row for each point, and wait until they are written."""
+        project, run_id = self.options.get("project"), self._facts.run_id
         run = self._trackio.init(
-            project=self.options.get("project") or self._facts.job,
-            name=self._facts.run_id,
+            project=project or self._facts.job,
+            # Jobs that share a project may have runs of one id, and trackio knows runs by name.
+            name=f"{self._facts.job}-{run_id}" if project else run_id,
             space_id=self.options.get("space"),
             config={**self._facts.parameters, **self._facts.tags},
             resume="allow",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import re
 from contextlib import suppress
@@ -17,6 +16,8 @@ if TYPE_CHECKING:
 
 # Bytes at the end of a file in which damage is looked for.
 _LOOKED_AT = 1 << 20
+# Bytes that `lines_from_end` reads at once; a longer line is read in growing pieces.
+_BLOCK = 1 << 18
 _NEWLINE = re.compile(rb"\n")
 
 
@@ -166,15 +167,27 @@ def lines_of(path: Path) -> Iterator[bytes]:
 
 
 def lines_from_end(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of *path* from the last to the first, each after its end's offset; reads only what is asked for."""
-    if path.stat().st_size == 0:  # mmap refuses it
-        return
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        end = len(data)
-        while end > 0:
-            start = data.rfind(b"\n", 0, end - 1) + 1
-            yield end, data[start:end]
-            end = start
+    """Yield the lines of *path* from the last to the first, each after its end's offset; reads only what is asked for.
+
+    If the file is cut meanwhile, the lines end where bytes are missing.
+    """
+    # No mmap: where a file was cut behind its back, a look at the lost bytes kills the process by SIGBUS.
+    with path.open("rb") as file:
+        start, rest = file.seek(0, os.SEEK_END), b""
+        while start > 0:
+            size = min(start, max(_BLOCK, len(rest)))
+            start -= size
+            block = os.pread(file.fileno(), size, start)
+            if len(block) < size:
+                return
+            data = block + rest
+            end = len(data)
+            while begin := data.rfind(b"\n", 0, end - 1) + 1:
+                yield start + end, data[begin:end]
+                end = begin
+            rest = data[:end]
+        if rest:
+            yield len(rest), rest
 
 
 def append_line(path: Path, record: Mapping[str, Any]) -> None:

@@ -39,3 +39,16 @@ def test_reader_that_leaves_is_no_error() -> None:
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
 
     assert (1, "") == (done.stdout.count("\n"), done.stderr)
+
+
+def test_closed_streams_are_no_error() -> None:
+    """Nor do files that are opened later get their numbers: what a process prints would be in them."""
+    command = f"{sys.executable} -m elasticflow guide restarts"
+    done = subprocess.run(
+        ["sh", "-c", f"{command} <&- >&-"], capture_output=True, text=True, check=False, timeout=100
+    )
+    assert (0, "") == (done.returncode, done.stderr)
+    done = subprocess.run(
+        ["sh", "-c", f"{command} 2>&- <&-"], capture_output=True, text=True, check=False, timeout=100
+    )
+    assert (0, True) == (done.returncode, done.stdout.startswith("# "))

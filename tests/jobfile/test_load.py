@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,14 @@ def test_a_length_in_epochs_is_exchanged_for_steps_by_two_flags() -> None:
     loaded = load_job(GALLERY / "jobs" / "good_base.toml", ["train.epochs=", "train.steps=7"])
     assert loaded.job is not None
     assert (loaded.job.train.epochs, loaded.job.train.steps) == (None, 7)
+
+
+def test_two_keys_that_exclude_each_other_are_told_once_beside_an_unknown_key(job_file: Path) -> None:
+    """What the table's own check says behind the unknown key was said already, with a remedy."""
+    text = (GALLERY / "jobs" / "good_base.toml").read_text()
+    job_file.write_text(re.sub(r"(?m)^epochs = .*$", "epochs = 1\nsteps = 2\nstepz = 3", text))
+    found = [each.message for each in load_job(job_file).diagnostics if each.code == "EF106"]
+    assert found == ["train.epochs and train.steps exclude each other"]
 
 
 def test_the_project_root_is_the_nearest_marked_folder(tmp_path: Path) -> None:

@@ -186,6 +186,18 @@ def test_a_resumed_run_says_where_it_goes_on() -> None:
     ]
 
 
+def test_the_best_is_told_where_the_last_evaluation_measured_nothing() -> None:
+    """A set with a step of its own need not have metrics; the set with the best value was measured before."""
+    lines = told(
+        [
+            {**evaluation(1, 3, 0.5, 0.5), "eval": {"val.accuracy": 0.5}, "best_of": "val.accuracy"},
+            {**evaluation(2, 4, 0.5, 0.5), "eval": {}, "best_of": "val.accuracy"},
+            event(3, "run.finished", step=4, restarts=0, durations=DURATIONS),
+        ]
+    )
+    assert lines[-1].text == "(best val.accuracy 0.5000), 4 steps, 0 restarts"
+
+
 def test_going_on_from_memory_is_said() -> None:
     """After a failure with the memory tier: from memory, at which step, and what is lost."""
     lines = told(

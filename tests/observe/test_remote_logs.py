@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
 from elasticflow.launcher.rendezvous.requests import note_copies
+from elasticflow.observe import remote_logs
 from elasticflow.observe.remote_logs import fetch, missing
 from elasticflow.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 
 def _run(tmp_path: Path, *happened: tuple[Any, dict[str, Any]]) -> RunFolder:
@@ -48,6 +51,23 @@ def test_logs_that_are_not_here_are_named_with_their_host(tmp_path: Path) -> Non
         "logs of ranks 1, 2 of generation 1 are not to be had: they are on host b (node b-1), which is gone; "
         "there they lie in runs/job/run/logs/g0001 of the project"
     )
+
+
+def test_only_lines_about_nodes_and_groups_are_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of weeks has hundreds of thousands of others, and while it is followed this is asked every second."""
+    parsed: list[Any] = []
+
+    def parse(line: bytes) -> Any:
+        parsed.append(json.loads(line))
+        return parsed[-1]
+
+    monkeypatch.setattr(remote_logs, "parse", parse)
+    snapshots = [(events.SNAPSHOT_COMMITTED, {"generation": 1, "step": step}) for step in range(9)]
+    folder = _run(tmp_path, _joined("n0", "a"), _joined("b-1", "b"), _generation(1, "n0", "b-1"), *snapshots)
+    assert ["b"] == [each.host for each in missing(folder)]
+    assert [each["event"] for each in parsed] == ["node.joined", "node.joined", "generation.started"]
 
 
 def test_logs_of_a_host_that_was_lost_may_lack_their_end(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from elasticflow.observe.run_state import RunningWorker
 from elasticflow.observe.standbys import NodeStandbys, in_words
 from elasticflow.observe.status import is_locked, read_status
 from elasticflow.run_folder import RunFolder
-from tests.observe.hand_made import START, event
+from tests.observe.hand_made import START, event, step
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,6 +41,15 @@ def test_a_run_that_was_interrupted(run: Path) -> None:
     assert status.snapshot == "000000000040-0002-0a1b2c3d"
     assert status.samples_per_s == pytest.approx(1280)
     assert (status.started, status.updated, status.seconds_left) == (START, START + 6, None)
+
+
+def test_an_evaluation_long_ago_is_still_the_newest(run: Path) -> None:
+    """Epochs may have thousands of steps, each with its line."""
+    with (run / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(step(4, number)) + "\n" for number in range(48, 3000))
+    status = read_status(RunFolder(run))
+    assert (status.step, status.evaluated_step, status.best) == (2999, 40, 0.96)
+    assert status.evaluation == {"loss": 0.1, "accuracy": 0.95}
 
 
 def test_running_with_a_held_lock_is_running(run: Path) -> None:

@@ -62,9 +62,26 @@ def test_a_new_process_begins_with_what_the_file_has(tmp_path: Path) -> None:
     second.open(written.facts, {})
     second.points([Point(6, 11.0, values={"loss": 1.0})])
 
-    values = read_values((written.folder.path / "prometheus.prom").read_text())
+    text = (written.folder.path / "prometheus.prom").read_text()
+    values = read_values(text, {"job_name": "toy", "run_id": "r1"})
 
     assert {"step": 6.0, "last_point_timestamp_seconds": 11.0, "eval_accuracy": 0.25, "loss": 1.0} == values
+
+
+def test_values_of_another_run_in_the_same_file_are_not_taken_over(tmp_path: Path) -> None:
+    """They would stand under this run's labels; nor does a file of another writer keep the sink from its work."""
+    written = Written.under(tmp_path)
+    path = tmp_path / "training.prom"
+    other = exposition({"eval_accuracy": 0.25}, "finished", {"job_name": "toy", "run_id": "r0"})
+    own = exposition({"loss": 1.0}, "running", {"job_name": "toy", "run_id": "r1"})
+    path.write_bytes((other + own).encode() + own.replace("1.0", "x").encode() + b"\xff")
+    sink = Prometheus({"textfile": "training.prom"})
+    sink.open(written.facts, {})
+    sink.points([Point(1, 10.0)])
+    assert families(path.read_text()).keys() == {
+        *("elasticflow_loss", "elasticflow_step", "elasticflow_last_point_timestamp_seconds"),
+        "elasticflow_run_state",
+    }
 
 
 def test_labels_are_quoted() -> None:

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os
+from typing import TYPE_CHECKING
 
-from elasticflow.observe.records import last_of, parse, read, tail
-from elasticflow.system.json_lines import FollowedLines
+from elasticflow.observe.records import newest_with, parse, read, tail
+from elasticflow.system.json_lines import FollowedLines, lines_from_end
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,9 +55,25 @@ def test_follower_survives_a_cut(tmp_path: Path) -> None:
     assert follower.lines() == [b"again"]
 
 
-def test_last_of() -> None:
-    """The newest records that have a field, oldest first."""
-    records: list[dict[str, Any]] = [{"a": 1}, {"b": 2}, {"a": None}, {"a": 3}]
-    assert last_of(records, "a") == [{"a": 3}]
-    assert last_of(records, "a", 5) == [{"a": 1}, {"a": 3}]
-    assert last_of(records, "z") == []
+def test_lines_from_the_end_of_a_file_that_is_cut_meanwhile(tmp_path: Path) -> None:
+    """The reader lives, and ends where bytes are missing; a long line is read whole, an unended one too."""
+    path = tmp_path / "metrics.jsonl"
+    long = b"x" * 3_000_000 + b"\n"
+    path.write_bytes(b"first\n" + long + b"last")
+    lines = lines_from_end(path)
+    size = path.stat().st_size
+    assert next(lines) == (size, b"last")
+    assert list(lines) == [(size - 4, long), (6, b"first\n")]
+    lines = lines_from_end(path)
+    next(lines)
+    os.truncate(path, 0)
+    assert list(lines) == []
+
+
+def test_the_newest_records_with_a_key(tmp_path: Path) -> None:
+    """They are found behind any number of others; the key's name inside of a record does not count."""
+    path = tmp_path / "metrics.jsonl"
+    assert list(newest_with(path, "eval")) == []
+    others = '{"step": 1, "of": "eval", "in": {"eval": 1}}\n{"eval": null}\n{"eval": torn' * 40_000
+    path.write_text(f'{{"eval": 1}}\n{{"eval": 2}}\n{others}\n')
+    assert list(newest_with(path, "eval")) == [{"eval": 2}, {"eval": 1}]

@@ -15,7 +15,7 @@ from elasticflow.cli.parameters import RUN, format_option
 from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe import remote_logs
 from elasticflow.observe.runs import find_run
-from elasticflow.observe.status import read_status
+from elasticflow.observe.status import is_locked
 from elasticflow.observe.terminal.formats import local_time
 from elasticflow.observe.worker_logs import LEVELS, LogLine, follow, read_logs
 from elasticflow.system.records import unix_time
@@ -131,7 +131,7 @@ def _followed(
         folder,
         generation,
         rank,
-        is_live=lambda: read_status(folder).status == "running",
+        is_live=partial(is_locked, folder),
         pause=pause,
         is_shown=is_shown,
         backlog=tail,

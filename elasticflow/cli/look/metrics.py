@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from elasticflow.cli.output import paint, print_json, shortest_path, show_damage
 from elasticflow.cli.parameters import RUN, format_option
 from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.curves import NOT_MEASURED, read_curves
-from elasticflow.observe.records import parse, read
+from elasticflow.observe.records import parse
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.status import read_status
 from elasticflow.observe.terminal.colours import speaks_utf8
@@ -54,11 +55,15 @@ def command(*, run: str | None, only: tuple[str, ...], tail: int, plot: bool, fo
     folder = find_run(current_project_root(), run, by_hand=True)
     show_damage(folder)
     if plot:
+        if form == "json":
+            raise click.UsageError("--plot draws for people: a program gets the values without it")
         _plot(folder, only)
         return
-    records = list(_newest(folder.metrics, tail))
+    records = _newest(folder.metrics, tail, only)
     if form == "json":
-        print_json([dict(record) for record in records])
+        print_json(records)
+    elif not records and only and _newest(folder.metrics, 1, ()):
+        _say_no_such(folder)
     elif not records:
         why = ""
         if read_status(folder).has_no_steps:
@@ -67,24 +72,43 @@ def command(*, run: str | None, only: tuple[str, ...], tail: int, plot: bool, fo
             )
         click.echo(f"nothing was measured yet in {shortest_path(folder.path)}{why}", err=True)
     else:
-        click.echo("\n".join(_table(records, only)))
+        click.echo("\n".join(_table(records)))
 
 
-def _newest(path: Path, count: int) -> Iterator[Record]:
-    """Return the last *count* records, all if it is 0, the oldest first."""
-    if count == 0:
-        return read(path)
-    try:
+def _newest(path: Path, count: int, only: Sequence[str]) -> list[Record]:
+    """Return the last *count* records, all if it is 0, the oldest first; of *only* these quantities, if there are any."""
+    newest: list[Record] = []
+    with suppress(OSError):  # absent, or damaged with a warning already given
         records = (record for _, line in lines_from_end(path) if (record := parse(line)) is not None)
-        return iter(list(islice(records, count))[::-1])
-    except OSError:  # absent, or damaged with a warning already given
-        return iter(())
+        chosen = (_chosen(record, only) for record in records) if only else records
+        newest += islice(filter(None, chosen), count or None)
+    return newest[::-1]
 
 
-def _table(records: Sequence[Record], only: Sequence[str]) -> Iterator[str]:
+def _chosen(record: Record, only: Sequence[str], prefix: str = "") -> dict[str, Any]:
+    """Return the record with *only* these quantities, and its place; empty if it has none of them."""
+    chosen: dict[str, Any] = {}
+    for name, value in record.items():
+        if isinstance(value, dict):
+            inner = _chosen(value, only, _inside(prefix, name))
+            chosen |= {name: inner} if inner else {}
+        elif (prefix or name not in {*_HIDDEN, *_FIRST}) and _is_asked_for(f"{prefix}{name}", only):
+            chosen[name] = value
+    place = {name: record[name] for name in _FIRST if name in record}
+    return place | chosen if chosen and not prefix else chosen
+
+
+def _is_asked_for(name: str, only: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, glob) for glob in only)
+
+
+def _inside(prefix: str, name: str) -> str:
+    return f"{prefix}{name.replace('_', ' ')} "
+
+
+def _table(records: Sequence[Record]) -> Iterator[str]:
     rows = [dict(_flat(record)) for record in records]
     names = list(dict.fromkeys(name for row in rows for name in row if name not in _FIRST))
-    names = [name for name in names if not only or any(fnmatchcase(name, glob) for glob in only)]
     cells = [
         (*(str(row.get(name, "-")) for name in _FIRST), *(number(row.get(name)) for name in names))
         for row in rows
@@ -99,7 +123,7 @@ def _table(records: Sequence[Record], only: Sequence[str]) -> Iterator[str]:
 def _flat(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in record.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name.replace('_', ' ')} ")
+            yield from _flat(value, _inside(prefix, name))
         elif prefix or name not in _HIDDEN:
             yield f"{prefix}{name}", value
 
@@ -111,7 +135,7 @@ def _plot(folder: RunFolder, only: Sequence[str]) -> None:
     curves = [
         curve
         for curve in read_curves(folder.metrics, folder.metrics_redone)
-        if any(fnmatchcase(curve.name, glob) for glob in only or ("loss", "eval *"))
+        if _is_asked_for(curve.name, only or ("loss", "eval *"))
     ]
     for curve in curves:
         points = [point for segment in curve.segments for point in segment.points]
@@ -120,5 +144,11 @@ def _plot(folder: RunFolder, only: Sequence[str]) -> None:
             click.echo(
                 "\n".join(plot(points, terminal_width() or _PLOT_WIDTH, _PLOT_HEIGHT, pretty=pretty)) + "\n"
             )
+        else:
+            click.echo(f"{paint(curve.name, bold=True)}  no finite number\n")
     if not curves:
-        click.echo(f"nothing of that name was measured in {folder.path}", err=True)
+        _say_no_such(folder)
+
+
+def _say_no_such(folder: RunFolder) -> None:
+    click.echo(f"nothing of that name was measured in {shortest_path(folder.path)}", err=True)

@@ -103,8 +103,13 @@ def command(
         show = _ask(folder, request)
         if no_wait:
             click.echo(f"asked: elasticflow profile {folder.run_id} --show {show}", err=True)
+            if form == "json":
+                print_json({"profile": show})
             return FINISHED
-        _wait(folder, show, request)
+        if unanswered := _wait(folder, show, request):
+            _show(folder, show, sort, most, form)
+            click.echo(f"{', '.join(unanswered)}: the run ended before the trace was there", err=True)
+            return ANSWER_IS_NO
     return _show(folder, show, sort, most, form)
 
 
@@ -164,19 +169,28 @@ def _ask(folder: RunFolder, request: ProfileRequest) -> int:
         except FileExistsError:  # another process makes a request at this moment
             number += 1
             continue
+        except OSError as error:
+            raise ProfileError(
+                f"run {folder.run_id} cannot be asked for a trace: {path.parent} cannot be made: {error.strerror}",
+                "the user who has started the run can ask for it",
+            ) from error
         atomic_files.replace(path, [to_json(request).encode()], sync=False)
         return number
 
 
-def _wait(folder: RunFolder, number: int, request: ProfileRequest) -> None:
-    """Return once each rank has answered."""
+def _wait(folder: RunFolder, number: int, request: ProfileRequest) -> list[str]:
+    """Return once each rank has answered, or the run has ended; the ranks that have not answered then.
+
+    Raises:
+        NotRunningError: the run ended, and no rank has answered.
+    """
     story = _Story(folder, number)
     began = told = time.monotonic()
     try:
-        while not story.answers.keys() >= set(request.ranks):
+        while story.awaited(request):
             is_running = is_locked(folder)
             story.read()
-            if not is_running and not story.answers:
+            if not is_running:
                 break  # all its events are read
             if time.monotonic() >= told + _TELL_S:
                 told = time.monotonic()
@@ -190,6 +204,7 @@ def _wait(folder: RunFolder, number: int, request: ProfileRequest) -> None:
         raise NotRunningError(
             f"run {folder.run_id} ended before the trace was there", f"elasticflow why {folder.run_id}"
         )
+    return [f"rank {rank}" for rank in story.awaited(request)]
 
 
 class _Story:
@@ -216,6 +231,10 @@ class _Story:
                 if record["event"] in (events.PROFILE_FINISHED, events.PROFILE_FAILED):
                     self.answers[record.get("rank")] = record
 
+    def awaited(self, request: ProfileRequest) -> list[int]:
+        """Return the ranks that are still to answer *request*."""
+        return [] if None in self.answers else [rank for rank in request.ranks if rank not in self.answers]
+
     @property
     def waits_for(self) -> str:
         """State that the request waits for."""
@@ -232,7 +251,8 @@ def _show(folder: RunFolder, number: int, sort: str, most: int, form: str) -> in
     answers = _Story(folder, number).answers
     failed = [record for record in answers.values() if record["event"] == events.PROFILE_FAILED]
     for record in failed:
-        click.echo(f"rank {record.get('rank')}: {record.get('reason')}", err=True)
+        whose = "" if record.get("rank") is None else f"rank {record['rank']}: "
+        click.echo(f"{whose}{record.get('reason')}", err=True)
     elsewhere = [
         record
         for record in answers.values()

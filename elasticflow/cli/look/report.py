@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.output import shortest_path, warn
+from elasticflow.cli.output import shortest_path, warn, write_file
 from elasticflow.cli.parameters import RUN, Completed
 from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.runs import find_run, list_runs
@@ -54,7 +54,7 @@ def command(runs: tuple[str, ...], sweep: str | None, output: Path | None) -> No
     )
     is_one = len(folders) == 1 and sweep is None
     target = output or (folders[0].path if is_one else root / "runs") / _NAME
-    size = _write(target, _text(folders, target, sweep))
+    size = write_file(target, _text(folders, target, sweep))
     click.echo(f"wrote {shortest_path(target)} ({size / 1000:,.0f} kB)")
 
 
@@ -97,16 +97,3 @@ def _of_sweep(root: Path, job: str) -> list[RunFolder]:
         remedy = "train its cases: elasticflow run FILE --all; `elasticflow report RUN RUN` compares any runs"
         raise RunNotFoundError(f'no run of job "{job}" trains a case of a [matrix]', remedy)
     return [newest[case] for case in sorted(newest)]
-
-
-def _write(target: Path, text: str) -> int:
-    """Write the report to *target*; return its size in bytes."""
-    from elasticflow.errors import ElasticflowError
-    from elasticflow.system import atomic_files
-
-    try:
-        return atomic_files.write(target, [text.encode("utf-8", "replace")])
-    except OSError as error:
-        raise ElasticflowError(
-            f"{target} cannot be written: {error.strerror}", "choose a place: -o FILE"
-        ) from error

@@ -80,6 +80,8 @@ def rm(runs: tuple[str, ...], *, dry_run: bool, pinned: bool, yes: bool) -> int:
     """
     root = current_project_root()
     folders = {folder.path: folder for folder in (find_run(root, run) for run in runs)}
+    for folder in folders.values():
+        _require_over(folder)
     return _remove([Going.of(folder) for folder in folders.values()], dry_run=dry_run, pinned=pinned, yes=yes)
 
 
@@ -134,13 +136,24 @@ def prune(
 def _seconds(text: str) -> float:
     from elasticflow.system.units import parse_duration
 
-    number, _, unit = text.strip().partition(" ")
     try:
-        if unit in {"d", "day", "days"}:
-            return 86_400 * parse_duration(f"{number} s")
         return parse_duration(text)
     except ValueError as error:
         raise click.BadParameter(f'{error}, or like "30 d"', param_hint="--older-than") from None
+
+
+def _require_over(folder: RunFolder) -> None:
+    """Refuse a run that is running, whose files come and go while they would be counted.
+
+    Raises:
+        ElasticflowError: the run is running.
+    """
+    from elasticflow.errors import ElasticflowError
+
+    if is_locked(folder):
+        raise ElasticflowError(
+            f"{folder.path} is running", f"end it first: elasticflow cancel {folder.run_id}"
+        )
 
 
 def _remove(going: Sequence[Going], *, dry_run: bool, pinned: bool, yes: bool) -> int:
@@ -152,10 +165,6 @@ def _remove(going: Sequence[Going], *, dry_run: bool, pinned: bool, yes: bool) -
         return FINISHED
     _print(going)
     for run in going:
-        if is_locked(run.folder):
-            raise ElasticflowError(
-                f"{run.folder.path} is running", f"end it first: elasticflow cancel {run.folder.run_id}"
-            )
         if run.pinned and not pinned:
             raise ElasticflowError(
                 f"{run.folder.path} has {plural(run.pinned, 'pinned snapshot')}",

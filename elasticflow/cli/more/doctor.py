@@ -55,6 +55,8 @@ def command(
     from elasticflow.errors import ANSWER_IS_NO, FINISHED
 
     if notify is not None:
+        if form == "json":
+            raise click.UsageError("--notify tells a person; --format json is for the checks")
         return _notify(job_file, overrides, case, only_show=notify == "show")
     needs = _needs(job_file, overrides, case)
     interrupt_on_signals()

@@ -72,6 +72,10 @@ def command(
 
     about = pages.topics()
     if word is not None:
+        if topic is not None and topic not in about:
+            raise click.BadParameter(
+                f'there is no page "{topic}"; `elasticflow guide` lists the topics', param_hint="TOPIC"
+            )
         return _search(word, topic)
     if topic is None:
         _list(about)

@@ -18,6 +18,7 @@ from elasticflow.cli.snapshots.selection import (
 )
 from elasticflow.errors import ANSWER_IS_NO, FINISHED
 from elasticflow.observe.snapshots.rows import ordered_reasons
+from elasticflow.observe.status import is_locked
 from elasticflow.observe.terminal.formats import plural, size
 from elasticflow.protocol.snapshot_settings import Keep
 from elasticflow.snapshots.tools import prune
@@ -59,8 +60,11 @@ def command(
             f"prune takes rules, not names; to keep one: elasticflow snapshots pin {names[0]}"
         )
     rules = _rules(source, _KeepOptions(**keep))
+    # Only looking waits for nobody: the run may be running.
+    is_alone = source.folder is not None and not (dry_run and is_locked(source.folder))
     with contextlib.nullcontext() if dry_run else _alone(source, yes=yes), store_errors("pruned"):
-        pruning = prune.plan(source.catalog, rules, dead=_dead(source), watch=_watch)
+        dead = _dead(source, is_alone=is_alone)
+        pruning = prune.plan(source.catalog, rules, dead=dead, watch=_watch)
         if form == "text":
             _print(source, pruning)
         is_wanted = bool(pruning.going or pruning.leftovers) and not dry_run
@@ -130,10 +134,10 @@ def _alone(source: SnapshotSource, *, yes: bool) -> AbstractContextManager[objec
     return contextlib.nullcontext()
 
 
-def _dead(source: SnapshotSource) -> int:
-    """Return the newest generation that certainly has no writer any more."""
+def _dead(source: SnapshotSource, *, is_alone: bool) -> int:
+    """Return the newest generation that certainly has no writer any more: of a run that may be running, the one before."""
     newest = source.catalog.newest_generation()
-    return newest if source.folder is not None else newest - 1
+    return newest if is_alone else newest - 1
 
 
 def _watch(snapshot: Manifest) -> ProgressMeter:

@@ -147,6 +147,10 @@ def _assignments(texts: Sequence[str]) -> dict[str, Any]:
         inner = options
         for table in tables:
             inner = inner.setdefault(table, {})
+            if not isinstance(inner, dict):
+                raise click.BadParameter(
+                    f"{table} has a value, and cannot have {key} in it", param_hint="--option"
+                )
         try:
             inner[key] = tomli.loads(f"value = {match['value']}")["value"]
         except tomli.TOMLDecodeError:

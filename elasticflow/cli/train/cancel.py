@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import signal
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
 
 from elasticflow.cli.parameters import RUN
-from elasticflow.errors import NotRunningError
+from elasticflow.errors import ElasticflowError, NotRunningError
 from elasticflow.jobfile.project import current_project_root
 from elasticflow.launcher.supervisor.leave_requests import LEAVE, NOW
 from elasticflow.observe.runs import find_run
@@ -22,6 +23,7 @@ from elasticflow.system.file_lock import holder_of
 if TYPE_CHECKING:
     from elasticflow.observe.status import RunStatus
     from elasticflow.run_folder import RunFolder
+    from elasticflow.system.process_record import ProcessRecord
 
 _POLL_S = 0.05
 # Signals in quicker succession count as one: a terminal sends some signals twice.
@@ -50,19 +52,41 @@ def command(run: str | None, now: bool) -> None:
         raise _not_running(before)
     # On another machine that shares the folder, the same id is another process.
     holder = holder_of(folder.lock)
-    is_here = holder is not None and holder.send(signal.SIGTERM)
-    where = "" if is_here else " on another machine"
+    is_sent = _terminate(holder)
+    where = "" if holder is not None and holder.is_on_this_machine else " on another machine"
     click.echo(f"stopping run {folder.run_id} (process {supervisor}{where})", err=True)
-    # For a supervisor on another machine, and for a scheduler that would start the run again.
-    atomic_files.write(folder.cancel, (f"{NOW if now else LEAVE}\n".encode(),))
-    if now and is_here and holder is not None:
+    _leave_word(folder, NOW if now else LEAVE, is_needed=not is_sent)
+    if now and is_sent:
         time.sleep(_BETWEEN_SIGNALS_S)
         if is_locked(folder):
-            holder.send(signal.SIGTERM)
+            _terminate(holder)
     _wait(folder)
     status = read_status(folder)
     at = "" if status.has_no_steps else f" at step {status.step}"
     click.echo(f"run {folder.run_id} is {status.status}{at}")
+
+
+def _terminate(holder: ProcessRecord | None) -> bool:
+    """Send SIGTERM to the supervisor; return False if it is not on this machine, or another user's."""
+    with suppress(PermissionError):
+        return holder is not None and holder.send(signal.SIGTERM)
+    return False
+
+
+def _leave_word(folder: RunFolder, word: str, *, is_needed: bool) -> None:
+    """Leave *word* for a supervisor that got no signal, and for a scheduler that would start the run again.
+
+    Raises:
+        ElasticflowError: it *is_needed*, and cannot be written.
+    """
+    try:
+        atomic_files.write(folder.cancel, (f"{word}\n".encode(),))
+    except OSError as error:
+        if is_needed:
+            raise ElasticflowError(
+                f"run {folder.run_id} cannot be asked to stop: {folder.cancel} cannot be written: {error.strerror}",
+                "the user who has started the run can stop it",
+            ) from error
 
 
 def _not_running(status: RunStatus) -> NotRunningError:

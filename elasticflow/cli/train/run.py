@@ -8,7 +8,7 @@ import click
 
 from elasticflow.cli.output import warn
 from elasticflow.cli.parameters import FILE_ONLY, JOB_FILE, RUN_ID, case_option, job_of, overrides_option
-from elasticflow.cli.train.run_options import RunOptions, check_place, has_finished
+from elasticflow.cli.train.run_options import RunOptions, check_place
 from elasticflow.cli.train.view import log_format_option, shown
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _run_one(loaded: LoadedJob, options: RunOptions) -> int:
 
     check_place(loaded)
     folder = options.folder_of(loaded)
-    if has_finished(folder):
+    if options.has_finished(folder):
         return FINISHED
     show_warnings(loaded, but=options.pointless_warnings)
     return _launch(options.request(loaded, folder), options.log_format)
@@ -158,7 +158,7 @@ def _join(loaded: LoadedJob, endpoint: str, options: RunOptions) -> int:
     else:
         take_part = partial(lead_or_join, why_leader_is_lost=partial(why_leader_is_lost, os.environ))
         folder = options.folder_of(loaded)
-        if has_finished(folder):
+        if options.has_finished(folder):
             return FINISHED
     return take_part(
         options.request(loaded, folder),

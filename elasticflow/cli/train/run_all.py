@@ -9,7 +9,15 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow.cli.output import STATUS_COLOURS, interrupt_on_signals, paint, show_warnings, table, warn
+from elasticflow.cli.output import (
+    STATUS_COLOURS,
+    interrupt_on_signals,
+    paint,
+    show_warnings,
+    table,
+    terminal_width,
+    warn,
+)
 from elasticflow.errors import (
     ANSWER_IS_NO,
     BUDGET_SPENT,
@@ -135,7 +143,7 @@ def _results_text(results: Sequence[CaseResult]) -> Iterator[str]:
                 "-" if result.seconds is None else span(result.seconds),
             )
         )
-    yield from table(header, rows)
+    yield from table(header, rows, width=terminal_width(), first_to_go=("TIME", "LOSS", "STEP", "RUN"))
 
 
 def _painted(outcome: str) -> str:

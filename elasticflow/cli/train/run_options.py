@@ -12,6 +12,7 @@ from elasticflow.cli.output import warn
 from elasticflow.cli.parameters import job_of
 from elasticflow.errors import CaseError, RayError
 from elasticflow.run_folder import RUN_ID, RunFolder, new_run_id, path_from_root
+from elasticflow.system.redaction import public_overrides
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,20 +57,15 @@ class RunOptions:
             raise click.BadParameter(
                 "letters, digits, '.', '_' and '-' only, at most 100", param_hint="--run-id"
             )
-        if self.hosts is not None and (
+        names_nodes = (
             self.endpoint is not None or self.is_simulated or self.is_all or self.node_rank is not None
-        ):
+        )
+        if self.hosts is not None and names_nodes:
             raise click.UsageError(
                 "--hosts says which machines there are, and how they meet: give it without --join, --node-rank, --all, "
                 "--simulate-nodes and --scale"
             )
-        if self.on is not None and (
-            self.hosts is not None
-            or self.endpoint is not None
-            or self.is_simulated
-            or self.is_all
-            or self.node_rank is not None
-        ):
+        if self.on is not None and (self.hosts is not None or names_nodes):
             raise click.UsageError(
                 f"--on {self.on} says where the nodes are: give it without --hosts, --join, --node-rank, --all, "
                 "--simulate-nodes and --scale"
@@ -116,6 +112,15 @@ class RunOptions:
         """Print a sentence for people: on standard error if standard output has records."""
         click.echo(sentence, err=self.log_format == "json")
 
+    def has_finished(self, folder: RunFolder) -> bool:
+        """Return whether the run has finished, and if so, print that."""
+        from elasticflow.observe.runs import is_finished
+
+        if not is_finished(folder):
+            return False
+        self.say(f"run {folder.run_id} is finished")
+        return True
+
     def scale_changes(self) -> tuple[ScaleChange, ...]:
         """Return the numbers of simulated nodes, with the times of the changes.
 
@@ -136,12 +141,12 @@ class RunOptions:
         return RunFolder.of(loaded.project_root, loaded.job.job.name, run_id_of(self.run_id, loaded.case))
 
     def command_with(self, run_id: str) -> str:
-        """Return the command line that continues the run on the same machines."""
+        """Return the command line that continues the run on the same machines, without secrets: the run records it."""
         words = ["elasticflow", "run", str(self.job_file)]
         words += [] if self.hosts is None else ["--hosts", str(self.hosts)]
         words += [] if self.on is None else ["--on", self.on]
         words += [] if self.case is None else ["--case", self.case]
-        words += [word for text in self.overrides for word in ("--set", text)]
+        words += [word for text in public_overrides(self.overrides) for word in ("--set", text)]
         return shlex.join([*words, "--run-id", run_id])
 
     def request(self, loaded: LoadedJob, folder: RunFolder) -> Request:
@@ -201,13 +206,3 @@ def check_place(loaded: LoadedJob) -> None:
             "--working-dir: ray job submit ... -- sh -c 'cd /the/projects/folder && elasticflow run JOB --on ray'",
         )
     warn(f"the run folder lies in {root}, which Ray removes: logs and metrics go with it, snapshots stay")
-
-
-def has_finished(folder: RunFolder) -> bool:
-    """Return whether the run has finished, and if so, print that."""
-    from elasticflow.observe.runs import is_finished
-
-    if not is_finished(folder):
-        return False
-    click.echo(f"run {folder.run_id} is finished")
-    return True

@@ -12,7 +12,7 @@ import click
 
 from elasticflow.cli.output import show_warnings, warn
 from elasticflow.cli.parameters import job_of
-from elasticflow.cli.train.run_options import check_place, has_finished
+from elasticflow.cli.train.run_options import check_place
 from elasticflow.errors import INTERRUPTED, RayError
 from elasticflow.run_folder import new_run_id
 
@@ -53,7 +53,7 @@ def run_ray(options: RunOptions, launch: Callable[[Request], int]) -> int:
             "take rdzv_endpoint, rdzv_backend and is_host out of [torchrun]",
         )
     folder = options.folder_of(loaded)
-    if has_finished(folder):
+    if options.has_finished(folder):
         return 0
     show_warnings(loaded)
     nodes = ray.nodes()

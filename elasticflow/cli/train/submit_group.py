@@ -42,12 +42,12 @@ def print_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def write_out(text: str, target: Path | None, submit: str) -> None:
     """Print *text*, or write it to *target*; *submit* is the command that submits the file."""
-    from elasticflow.system import atomic_files
+    from elasticflow.cli.output import write_file
 
     if target is None:
         click.echo(text, nl=False)
     else:
-        atomic_files.write(target, (text.encode(),))
+        write_file(target, text)
         click.echo(f"wrote {target}: {submit} {target}")
 
 

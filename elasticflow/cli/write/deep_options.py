@@ -99,6 +99,9 @@ def try_out_all(
     """Return the findings about several jobs, and lines with the results of each.
 
     Cases of a file that are the same to `--deep` are tried out once.
+
+    Raises:
+        TrialRefusedError: the only job has a script; among other jobs, a line says so.
     """
     diagnostics: list[Diagnostic] = []
     lines = []
@@ -110,6 +113,9 @@ def try_out_all(
             lines.append(f"{loaded.path}: not tried out: by its name it is a part of other job files\n")
             continue
         for cases in _cases_alike(loaded, overrides):
+            if len(jobs) > 1 and cases[0].job is not None and cases[0].job.script is not None:
+                lines.append(f"{loaded.path}: not tried out: its script would train\n")
+                continue
             report, findings = try_out_loaded(cases[0], overrides, request)
             of_cases = _in_words(cases)
             diagnostics += [finding._replace(message=f"{finding.message}{of_cases}") for finding in findings]
@@ -131,7 +137,8 @@ def _cases_alike(loaded: LoadedJob, overrides: Sequence[str]) -> list[list[Loade
     for case in require_cases(loaded.path, overrides, environment=os.environ):
         assert case.job is not None
         tables = job_to_json(case.job)
-        what = {name: tables[name] for name in _TRIED_OUT} | {"include": tables["snapshots"]["include"]}
+        # A job with [script] has none of these tables.
+        what = {name: tables.get(name) for name in _TRIED_OUT} | {"include": tables["snapshots"]["include"]}
         groups.setdefault(json.dumps(what, sort_keys=True), []).append(case)
     return list(groups.values())
 

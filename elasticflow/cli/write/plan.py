@@ -99,6 +99,10 @@ def command(
     if force:
         raise click.UsageError("--force goes with -o")
     if case is None and has_matrix(job_file, overrides):
+        if run is not None or deep or deep_step:
+            raise click.UsageError(
+                f"{job_file} is several jobs: --deep and --diff are about one of them, give --case"
+            )
         show_cases(job_file, overrides, form)
         return FINISHED
     loaded = job_of(job_file, overrides, case)

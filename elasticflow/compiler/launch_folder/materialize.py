@@ -114,13 +114,20 @@ def launch_files(
     kept = [*plan.job_files, *(() if origins is None else origins.sources)]
     texts = {name: _text_of(project_root / name) for name in kept}
     files = {source_copy(name): text for name, text in texts.items() if text is not None}
-    made = _generated(plan, job, project_root, root, overrides) if plan.script is None else {}
-    entry_points = {name: text for name, text in made.items() if name == TRAIN_PY}
-    if entry_point is not None and entry_points:
-        entry_points[TRAIN_PY] = entry_point
+    made: dict[str, str] = {}
+    if plan.script is None:
+        made[TRAIN_PY] = render(
+            job,
+            forms=call_forms(job, project_root),
+            digest=plan.job_digest,
+            job_file=plan.job_files[0],
+            root=root,
+            overrides=overrides,
+            case=plan.case,
+        )
     files |= {
         JOB_JSON: _json(record),
-        **entry_points,
+        **{name: text if entry_point is None else entry_point for name, text in made.items()},
         TORCHRUN_ARGS: "".join(f"{argument}\n" for argument in plan.torchrun_args),
         TORCHRUN_SH: torchrun.script(
             plan.job_name,
@@ -133,30 +140,11 @@ def launch_files(
             root,
         ),
     }
-    files |= {name: text for name, text in made.items() if name not in entry_points}
     # job.json has the state of git and of the machine, so its digest would differ for the same job.
     written = {name: _sha256(text) for name, text in files.items() if name != JOB_JSON}
     # An edited train.py that is kept must still count as edited.
     written |= {name: _sha256(text) for name, text in made.items()}
     return files | {PLAN_JSON: _json({**to_json(plan.public().model_dump()), _WRITTEN: written})}
-
-
-def _generated(
-    plan: LaunchPlan, job: Job, project_root: Path, root: str, overrides: Sequence[str]
-) -> dict[str, str]:
-    """Return train.py by its name, and the further files that standbys of a compiled job need."""
-    forms = call_forms(job, project_root)
-    return {
-        TRAIN_PY: render(
-            job,
-            forms=forms,
-            digest=plan.job_digest,
-            job_file=plan.job_files[0],
-            root=root,
-            overrides=overrides,
-            case=plan.case,
-        )
-    }
 
 
 def source_copy(name: str) -> str:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from elasticflow.system.units import Interval
 
 _HOUR_S = 3600.0
+# Snapshots that are counted one by one, in a fifth of a second; a run may be as long as a billion epochs.
+_MOST_COUNTED = 200_000
 
 
 class Known(NamedTuple):
@@ -74,7 +76,8 @@ class Forecast(NamedTuple):
         evaluations: Evaluations in the whole run, including the last one at the end; approximate if several intervals
             coincide. With several sets: by name, without the sets whose number is unknown.
         snapshots_per_hour: Approximate rate.
-        snapshots: Number in the whole run, without those of new best values; approximate where the clock is among its intervals.
+        snapshots: Number in the whole run, without those of new best values; approximate where the clock is among its
+            intervals, or there are very many.
         is_least: The rate comes from the clock alone: counted intervals may raise it.
         bytes_per_hour: Bytes written to the snapshots' place.
         kept: Most snapshots that stay at the end; while a snapshot is written, there is one more.
@@ -186,6 +189,8 @@ def _num_snapshots(job: Job, samples: int | None, steps: int, step_s: float | No
     for step, _ in groupby(merge(*due, [steps])):
         number += 1 + int((step - last - 1) // most)
         last = step
+        if number >= _MOST_COUNTED:
+            return round(number * steps / last)
     return number
 
 

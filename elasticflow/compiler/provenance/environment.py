@@ -131,7 +131,10 @@ def _patch(project_root: Path, untracked: list[str]) -> str | None:
 def _git(folder: Path, *arguments: str, limit_s: float = _LIMIT_S) -> str | None:
     argv = ["git", "-C", str(folder), *arguments]
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=limit_s, check=False)
+        # Names of files may be any bytes; a record holds them as far as they are UTF-8.
+        done = subprocess.run(
+            argv, capture_output=True, encoding="utf-8", errors="replace", timeout=limit_s, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None

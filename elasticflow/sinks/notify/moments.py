@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from elasticflow import errors, events
 from elasticflow.observe.history import RunHistory
-from elasticflow.observe.records import last_of, tail
+from elasticflow.observe.records import newest_with
 from elasticflow.observe.terminal.formats import parts_of, plural, span, took
 from elasticflow.sinks.reader import Position, Reader
 from elasticflow.system.records import float_of, int_of, printable_in, text_of
@@ -221,10 +221,11 @@ def _finished(record: Record) -> str:
 
 def _measured(folder: RunFolder, step: int) -> dict[str, Any]:
     """Return the newest loss and metrics of the evaluation at *step* or before."""
-    lines = [line for line in tail(folder.metrics) if int_of(line, "step") <= step]
-    losses, evaluated = last_of(lines, "loss"), last_of(lines, "eval")
-    measured = {"loss": losses[0]["loss"]} if losses else {}
-    metrics = evaluated[0]["eval"] if evaluated else None
-    if isinstance(metrics, dict):
+    trained, evaluated = (
+        next((line for line in newest_with(folder.metrics, key) if int_of(line, "step") <= step), {})
+        for key in ("loss", "eval")
+    )
+    measured = {"loss": trained["loss"]} if trained else {}
+    if isinstance(metrics := evaluated.get("eval"), dict):
         measured |= {f"eval/{name}": value for name, value in metrics.items()}
     return measured

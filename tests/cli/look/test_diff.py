@@ -117,6 +117,19 @@ def test_differences_as_json(project: Path, capsys: pytest.CaptureFixture[str]) 
     assert {"pieces.py", "small.toml"} == set(facts["new"]["sources"])
 
 
+def test_a_store_that_cannot_be_read(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It wants credentials, for instance: a sentence, not a traceback."""
+
+    def refuse(_: Catalog) -> None:
+        raise PermissionError("NoCredentialsError: Unable to locate credentials")
+
+    monkeypatch.setattr(Catalog, "read_job_record", refuse)
+    assert 2 == call(["diff", f"file://{project}", "small.toml"])
+    assert "cannot be read: NoCredentialsError: " in capsys.readouterr().err
+
+
 def test_a_run_that_is_known_by_its_snapshots_only(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """JOB.json at a URI tells the job and what it was made from."""
     folder = _launched(project, "one")

@@ -71,6 +71,37 @@ def test_only_what_is_asked_for(ran: Callable[..., Ran]) -> None:
     _, out, _ = ran("--only", "eval *")
     assert len(out.splitlines()) == 2
     assert "lr" not in out
+    code, out, err = ran("--only", "absent")
+    assert (code, out) == (0, "")
+    assert err.startswith("nothing of that name was measured in ")
+
+
+def test_so_many_lines_of_what_is_asked_for(ran: Callable[..., Ran]) -> None:
+    """An evaluation is found behind the steps after it; a program gets the same selection, with its place."""
+    with (Path("runs/mnist") / RUN_ID / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(step(2, number)) + "\n" for number in range(31, 61))
+    _, out, _ = ran("--only", "eval accuracy", "--only", "best", "--tail", "1")
+    assert [line.split() for line in out.splitlines()] == [
+        ["step", "epochs", "eval", "accuracy", "best"],
+        ["30", "1", "0.9000", "0.9500"],
+    ]
+    records = json.loads(ran("--only", "eval acc*", "--only", "lr", "--tail", "31", "--format", "json")[1])
+    assert records[0] == {"step": 30, "epoch": 1, "eval": {"accuracy": 0.9}}
+    assert records[-1] == {"step": 60, "epoch": 3, "lr": 0.003}
+
+
+def test_a_plot_is_no_json(ran: Callable[..., Ran]) -> None:
+    """Both together are refused, not one of them ignored."""
+    code, out, err = ran("--plot", "--format", "json")
+    assert (code, out) == (2, "")
+    assert "--plot draws for people" in err
+
+
+def test_curves_without_a_finite_number(ran: Callable[..., Ran]) -> None:
+    """They are named, not passed over."""
+    line = {**step(1, 1), "loss": "nan"}
+    (Path("runs/mnist") / RUN_ID / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    assert ran("--plot") == (0, "loss  no finite number\n\n", "")
 
 
 def test_a_program_gets_the_records(ran: Callable[..., Ran]) -> None:

@@ -174,6 +174,35 @@ def test_it_asks_and_waits_for_all_ranks(training: Run) -> None:
     assert {"steps": 2, "ranks": [0, 1], "shapes": True, "memory": False, "stacks": False} == request
 
 
+def test_ranks_that_never_answer_are_not_awaited_when_the_run_is_over(
+    training: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trace that is there is shown, and the missing one named: the supervisor may have been killed."""
+    training.trace(1, 0)
+    monkeypatch.setattr(module, "_ask", lambda *_: 1)
+    alive = iter([True, True, False])
+    monkeypatch.setattr(module, "is_locked", lambda _: next(alive))
+    training.tell("finished", rank=0, first_step=2, last_step=2)
+    code, out, err = training.profile("--ranks", "all")
+    assert (1, True) == (code, "aten::mm" in out)
+    assert err == "rank 1: the run ended before the trace was there\n"
+
+
+def test_a_request_that_the_supervisor_could_not_read(training: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answer is no rank's, and ends the wait."""
+    monkeypatch.setattr(module, "_ask", lambda *_: 1)
+    training.tell("failed", rank=None, reason="profiles/1/request.json: no JSON")
+    assert (1, "", "profiles/1/request.json: no JSON\n") == training.profile()
+
+
+def test_a_run_folder_that_takes_no_request(training: Run) -> None:
+    """It is another user's, or the disk is full."""
+    training.folder.profiles.touch()
+    code, out, err = training.profile()
+    assert (2, "") == (code, out)
+    assert f"error: run {RUN_ID} cannot be asked for a trace: " in err
+
+
 def test_what_nobody_took_is_withdrawn(training: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run ended, or the person has pressed Ctrl-C."""
     alive = iter([True, True, False])
@@ -191,3 +220,4 @@ def test_what_nobody_took_is_withdrawn(training: Run, monkeypatch: pytest.Monkey
     assert not training.folder.profile_request(2).exists()
     assert 0 == training.profile("--no-wait")[0]
     assert training.folder.profile_request(3).exists()
+    assert {"profile": 4} == json.loads(training.profile("--no-wait", "--format", "json")[1])

@@ -85,11 +85,17 @@ def test_nobody_is_asked_where_nobody_is(ran: Callable[..., Ran]) -> None:
     assert (code, left()) == (2, ALL)
 
 
-def test_a_run_that_is_running_stays(ran: Callable[..., Ran]) -> None:
-    """With all others that were named beside it; prune passes it over."""
+def test_a_run_that_is_running_stays(ran: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all others that were named beside it, and its files, which come and go, are not looked at; prune passes it over."""
+
+    def gone(*_: object) -> list[Path]:
+        raise FileNotFoundError
+
     with Path("runs/a/old/lock").open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        code, _, err = ran("rm", "broken", "old", "--yes")
+        with monkeypatch.context() as busy:
+            busy.setattr(Path, "rglob", gone)
+            code, _, err = ran("rm", "old", "broken", "--yes")
         assert code == 2
         assert "help: end it first: elasticflow cancel old" in err
         assert left() == ALL

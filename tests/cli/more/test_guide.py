@@ -87,6 +87,12 @@ def test_a_topic_that_is_not_there_gets_near_names(
     assert hint in capsys.readouterr().err
 
 
+def test_a_word_is_not_looked_for_in_a_page_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    """That the word is nowhere would be wrong."""
+    assert 2 == call(["guide", "restart", "--search", "budget"])
+    assert 'there is no page "restart"' in capsys.readouterr().err
+
+
 def test_another_tools_name_leads_to_the_page_too(capsys: pytest.CaptureFixture[str]) -> None:
     """A word that is nearly a topic is answered with its key, and with the page."""
     assert 0 == call(["guide", "snapshot"])

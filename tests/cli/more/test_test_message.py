@@ -62,6 +62,15 @@ def test_what_would_be_sent_is_shown(
     assert not (project / "told.json").exists()
 
 
+@pytest.mark.parametrize("way", ["send", "show"])
+def test_a_message_is_no_json(way: str, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A program that asks for JSON gets no other text, and nobody is told."""
+    assert call(["doctor", "job.toml", "--notify", way, "--format", "json"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, "--notify tells a person" in err) == ("", True)
+    assert not (project / "told.json").exists()
+
+
 def test_a_job_that_tells_nobody(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It is said so."""
     (project / "job.toml").write_text(JOB)

@@ -383,6 +383,7 @@ def test_what_is_not_there(
         (("pin",), "which snapshot? Give a name, latest, best or step:N"),
         (("prune", "best"), "to keep one: elasticflow snapshots pin best"),
         (("list", "--option", "anon"), '"anon" is not KEY=VALUE'),
+        (("list", "--option", "a=1", "--option", "a.b=2"), "a has a value, and cannot have b in it"),
         (("prune", "--keep-within", "3 steps"), 'must be a time, like "30 s"'),
     ],
 )
@@ -585,7 +586,10 @@ def test_prune_of_a_running_run_is_refused(
         assert err.startswith(
             f"error: run {RUN_ID} is running (process {os.getpid()} on {socket.gethostname()})\n"
         )
-        assert 0 == ran("prune", "--dry-run")[0]
+        catalog.storage.write(f"snapshots/.tmp-{name_of(60)}/shard", (b"half",))
+        code, out, _ = ran("prune", "--dry-run")
+        assert (0, False) == (code, ".tmp-" in out), "what a live writer writes is not called dead"
+    assert ".tmp-" in ran("prune", "--dry-run")[1]
     assert 6 == len(catalog.committed())
 
 

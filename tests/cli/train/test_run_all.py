@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow.cli.main import call
+from elasticflow.cli.train import run_all as run_all_module
 from elasticflow.cli.train.run_all import run_all
 from elasticflow.cli.train.run_options import RunOptions, run_id_of
 from elasticflow.errors import CaseError, StorageError
@@ -84,6 +85,14 @@ def test_plan_lists_cases_and_shows_one(ran: Callable[..., Ran]) -> None:
     assert {"case": "wide", "job": "mnist-wide", "changes": {"model.args.width": 64}} == facts[2]
     assert "mnist-wide" in ran("plan", "jobs/sweep.toml", "--case", "wide")[1]
     assert ran("run", "jobs/sweep.toml", "--case", "seed2", "--dry-run")[0] == 0
+
+
+@pytest.mark.parametrize("option", ["--deep", "--diff=nightly"])
+def test_plan_of_all_cases_ignores_no_option(ran: Callable[..., Ran], option: str) -> None:
+    """What concerns one job wants a case."""
+    code, out, err = ran("plan", "jobs/sweep.toml", option)
+    assert (code, out) == (2, "")
+    assert "about one of them, give --case" in err
 
 
 def test_plan_writes_the_files_of_one_case(ran: Callable[..., Ran], project: Path) -> None:
@@ -202,6 +211,18 @@ def test_a_failed_case_does_not_stop_the_others(capsys: pytest.CaptureFixture[st
     assert sweep(train := Trainer()) == 0
     assert train.asked == ["seed1", "seed2"]
     assert "finished before" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("project", "handlers")
+def test_a_narrow_terminal_has_the_outcomes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Columns that other commands show are left out; no row is wrapped."""
+    monkeypatch.setattr(run_all_module, "terminal_width", lambda: 40)
+    sweep(Trainer())
+    head, *rows = capsys.readouterr().out.splitlines()[-4:]
+    assert head.split() == ["CASE", "OUTCOME", "EVALUATION"]
+    assert [row.split()[:2] for row in rows] == [[case, "finished"] for case in ("seed1", "seed2", "wide")]
 
 
 @pytest.mark.usefixtures("project", "handlers")

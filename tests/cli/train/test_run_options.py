@@ -8,15 +8,19 @@ import pytest
 from elasticflow.cli.train.run_options import RunOptions, check_place
 from elasticflow.errors import RayError
 from elasticflow.jobfile.load import require_job
+from elasticflow.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from elasticflow.jobfile.load import LoadedJob
 
 
 def test_command_that_goes_on_has_all_that_says_where_and_what() -> None:
-    """The machines, the case and the values; quoted as a shell needs it."""
+    """The machines, the case and the values except secrets, as it is recorded; quoted as a shell needs it."""
     options = RunOptions(
-        job_file=Path("jobs/sweep.toml"), overrides=("env.NOTE=a b",), hosts=Path("hosts.txt"), case="lr1"
+        job_file=Path("jobs/sweep.toml"),
+        overrides=("env.NOTE=a b", "env.API_KEY=hunter2"),
+        hosts=Path("hosts.txt"),
+        case="lr1",
     )
     assert (
         options.command_with("nightly-lr1")
@@ -68,3 +72,13 @@ def test_package_of_ray_may_hold_the_run_folder(tmp_path: Path, capsys: pytest.C
     assert "" == capsys.readouterr().err
     check_place(loaded_in(tmp_path / "_ray_pkg_0123abcd" / "project", "snapshots.uri=s3://bucket/small"))
     assert "which Ray removes" in capsys.readouterr().err
+
+
+def test_records_and_words_for_people_do_not_mix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """That a run is finished is said beside the records, or where people read."""
+    folder = RunFolder(tmp_path / "runs" / "small" / "r1")
+    folder.path.mkdir(parents=True)
+    folder.state.write_text('{"status": "finished"}')
+    for form, said in (("console", ("run r1 is finished\n", "")), ("json", ("", "run r1 is finished\n"))):
+        assert RunOptions(job_file=Path("a.toml"), log_format=form).has_finished(folder)
+        assert capsys.readouterr() == said

@@ -61,6 +61,13 @@ def test_job_that_cannot_start_is_told_at_its_key(project: Path, capsys: pytest.
     assert (project / "logs" / "small").is_dir()
 
 
+@pytest.mark.usefixtures("project")
+def test_a_place_that_cannot_be_written_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder that is a file, a disk that is full, no permission."""
+    assert call(["submit", "slurm", "job.toml", "-o", "job.toml/x.sh"]) == 2
+    assert capsys.readouterr().err.startswith("error: job.toml/x.sh cannot be written: ")
+
+
 @pytest.mark.parametrize("answer", ['echo "PENDING (Priority)"', 'echo "RUNNING n1"', "echo no >&2; exit 1"])
 def test_job_that_waits_its_turn_is_submitted_without_a_word_more(
     project: Path, capsys: pytest.CaptureFixture[str], answer: str

@@ -55,6 +55,27 @@ def test_all_problems_of_all_files_are_shown_at_once(ran: Callable[..., Ran]) ->
     assert "3 files checked: 2 errors" in out
 
 
+def test_a_script_hides_no_finding_of_deep_about_other_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Alone it is refused, with [matrix] or without: it would train."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("import torch\n")
+    script = '[job]\nname = "s"\n[script]\nentry = "train.py"\n'
+    Path("one.toml").write_text(script)
+    Path("two.toml").write_text(f"{script}[matrix.axes]\njob.seed = [1, 2]\n")
+    Path("wrong.toml").write_text('[job]\nname = "-"\n')
+    for alone in ("one.toml", "two.toml"):
+        assert call(["validate", "--deep", alone]) == 2
+        assert "error: --deep tries out what a job file names" in capsys.readouterr().err
+    assert call(["validate", "--deep", "one.toml", "two.toml", "wrong.toml"]) == 1
+    out = capsys.readouterr().out
+    assert "error[EF105]" in out
+    for named in ("one.toml", "two.toml"):
+        assert f"{named}: not tried out: its script would train" in out
+    assert "wrong.toml: not tried out: it has errors" in out
+
+
 def test_a_missing_file_is_a_finding(ran: Callable[..., Ran]) -> None:
     """A mistyped name is answered like any other mistake, exit code 1."""
     code, out, _ = ran("validate", "jobs/god_base.toml")

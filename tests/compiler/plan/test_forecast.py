@@ -101,6 +101,13 @@ def test_snapshots_are_as_many_as_a_run_takes(
     assert number == ahead.snapshots
 
 
+def test_snapshots_of_a_run_without_end_in_sight_are_estimated() -> None:
+    """They are not counted one by one: the plan of a billion epochs would take hours."""
+    ahead = _ahead(1.0, train__epochs=10**9, snapshots__every=["20 steps", "1 epoch"])
+    assert ahead.snapshots is not None
+    assert ahead.snapshots == pytest.approx(10**9, rel=0.01), "each epoch has 10 steps"
+
+
 def _played(due: Due, steps: int, step_s: float, samples: int) -> int:
     """Return how many snapshots a run of so many steps takes."""
     places = _places(IndexSchedule(samples, 10, steps=steps, tail="spill", seed=0))

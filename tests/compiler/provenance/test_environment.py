@@ -1,14 +1,12 @@
 from __future__ import annotations
 
+import os
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from elasticflow.compiler.provenance.environment import git_state, machine, versions, versions_of_modules
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_versions_of_what_is_installed() -> None:
@@ -55,6 +53,20 @@ def test_git_state(tmp_path: Path) -> None:
     assert more is not None
     assert None not in {changed["patch"], more["patch"]}
     assert changed["patch"] != more["patch"]  # untracked sources count
+
+
+@pytest.mark.usefixtures("real_processes")
+def test_git_knows_files_whose_names_are_no_utf_8(tmp_path: Path) -> None:
+    """They keep no run from its start."""
+    (path := Path(os.fsdecode(bytes(tmp_path) + b"/d\xe9.csv"))).write_text("one")
+    for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
+        identity = ["-c", "user.name=n", "-c", "user.email=e@example.org"]
+        subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, timeout=100)
+    path.write_text("two")
+    state = git_state(tmp_path)
+    assert state is not None
+    assert state["changed"] == ["d\N{REPLACEMENT CHARACTER}.csv"]
+    assert state["patch"] is not None
 
 
 @pytest.mark.usefixtures("real_processes")
