@@ -1,12 +1,17 @@
 """Shows a running launch to people, in a thread of its own.
 
-A write to a terminal that is held, a pipe that no one reads, or a dead connection may wait for ever.
+A write to a terminal that is held, a pipe that no one reads, or a dead connection may wait for ever. A record that cannot be
+shown is named on standard error, and those after it are shown.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+import traceback
+from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -20,6 +25,9 @@ _MOST_WAITING = 100_000
 _PATIENCE_S = 5.0
 _LOOK_S = 0.05
 _TICK_S = 0.25
+_NOT_SHOWN = (
+    "elasticflow: something that happened cannot be shown here; the run goes on, and its events have it:"
+)
 
 
 class DisplayThread:
@@ -27,7 +35,7 @@ class DisplayThread:
 
     def __init__(self, show: Callable[[EventRecord], None], tick: Callable[[], None] | None = None) -> None:
         self._show, self._tick = show, tick
-        self._ticked = 0.0
+        self._ticked, self._is_sound = 0.0, True
         self._waiting: SimpleQueue[EventRecord | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, daemon=True, name="show")
         self._thread.start()
@@ -58,7 +66,16 @@ class DisplayThread:
             else:
                 if record is None:
                     return
-                self._show(record)
+                self._attempt(partial(self._show, record))
             if self._tick is not None and time.monotonic() >= self._ticked + _TICK_S:
-                self._tick()
+                self._attempt(self._tick)
                 self._ticked = time.monotonic()
+
+    def _attempt(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except Exception:
+            if self._is_sound:
+                self._is_sound = False
+                with suppress(OSError, ValueError):  # it is closed
+                    sys.stderr.write(f"{_NOT_SHOWN}\n{traceback.format_exc()}")

@@ -57,3 +57,22 @@ def test_clock_is_shown_while_nothing_happens_and_while_much_does() -> None:
         show({})
     assert seen.is_set()
     assert show.close()
+
+
+def test_a_record_that_cannot_be_shown_does_not_end_the_display(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is told once, with the place; the records after it are shown."""
+    seen: list[dict[str, Any]] = []
+
+    def show(record: dict[str, Any]) -> None:
+        if record["step"] < 2:
+            raise IndexError("an evaluation that measured nothing")
+        seen.append(record)
+
+    display = DisplayThread(show)
+    for step in range(4):
+        display({"step": step})
+    assert display.close()
+    assert [2, 3] == [record["step"] for record in seen]
+    told = capsys.readouterr().err
+    assert told.count("cannot be shown here") == 1
+    assert "IndexError: an evaluation that measured nothing" in told
