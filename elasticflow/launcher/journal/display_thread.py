@@ -74,7 +74,7 @@ class DisplayThread:
     def _attempt(self, act: Callable[[], None]) -> None:
         try:
             act()
-        except Exception:
+        except Exception:  # noqa: BLE001  # whatever it is, it is told
             if self._is_sound:
                 self._is_sound = False
                 with suppress(OSError, ValueError):  # it is closed
