@@ -44,7 +44,7 @@ class _Stream:
 
     def add(self, lines: list[bytes], now: float) -> None:
         """Have *lines* wait."""
-        # Of a flood most are left out in any case: the agent has no time to read them.
+        # The agent has no time to read a whole flood, of which most lines are left out in any case.
         self.left_out += sum(not line.isspace() for line in lines[:-_MOST_LINES] if line)
         for line in lines[-_MOST_LINES:]:
             # A progress bar draws over itself: only its last state is shown.
