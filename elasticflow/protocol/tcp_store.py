@@ -208,7 +208,8 @@ class TcpControlStore:
                 try:
                     return self._connection.ask(limit_s or self._answer_s, request, *parts)
                 except (OSError, ValueError) as error:
-                    if limit_s is not None and isinstance(error, TimeoutError):
+                    # With a number it is the kernel's: the server's machine does not answer any more.
+                    if limit_s is not None and isinstance(error, TimeoutError) and error.errno is None:
                         # The key has no value.
                         self._connection.socket.close()
                         raise _lost(self._address, error) from error

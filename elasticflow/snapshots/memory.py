@@ -11,6 +11,7 @@ slot.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import mmap
@@ -208,7 +209,9 @@ class BufferPool:
             stale, self._free = self._free, []
         # The free buffers are of another size: their memory is given back before more is taken.
         for buffer in stale:
-            buffer.memory.close()
+            # Where the thread that wrote it has not let go of it yet, it goes with that thread's last look.
+            with contextlib.suppress(BufferError):
+                buffer.memory.close()
             os.close(buffer.descriptor)
         return _make(number, size)
 

@@ -1,12 +1,24 @@
-"""Asking again until something is so, for a limited time."""
+"""Waiting for a limited time: for descriptors, or by asking again until something is so."""
 
 from __future__ import annotations
 
+import select
 import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+
+
+def readable(descriptors: Iterable[int], timeout_s: float | None = None) -> set[int]:
+    """Return the *descriptors* that can be read or are at their end, once there is one, or after *timeout_s* (None: no limit).
+
+    Not by `select.select`, which takes no descriptor above 1023: the job's code may have thousands of files open.
+    """
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return {descriptor for descriptor, _ in poll.poll(None if timeout_s is None else 1000 * timeout_s)}
 
 
 def attempts(limit_s: float, pause_s: float) -> Iterator[None]:

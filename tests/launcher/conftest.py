@@ -62,7 +62,14 @@ def warm(real_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
         "import os, time\n"
         f"os.register_at_fork(after_in_child=lambda: os.path.exists({str(folder / 'slow')!r}) and time.sleep(1))"
     )
-    modules = ("takes_signals", "draws_at_import", "runs_late")
+    # More files than `select` takes, as of a data set in many pieces.
+    (folder / "holds_files.py").write_text(
+        "import os, resource\n"
+        "soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))\n"
+        "held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]"
+    )
+    modules = ("takes_signals", "draws_at_import", "runs_late", "holds_files")
     heartbeats_fd = os.memfd_create("test-heartbeats", 0)
     arguments = ("--nnodes=1:1", "--nproc-per-node=2", "--shutdown-timeout=30", "--tee=0:1", "train.py")
     setup = Setup(str(entry_point), (str(folder),), modules, "fork", 7, arguments)

@@ -759,6 +759,18 @@ def test_optional_tier_takes_half_of_the_free_memory_at_most(monkeypatch: pytest
             tier.attach(rank, 2, 1, size, None, is_optional=True)
 
 
+def test_memory_that_is_still_looked_at_is_no_hindrance_to_a_larger_buffer() -> None:
+    """The thread that has written a buffer may let go of it a moment after it is free again."""
+    pool = memory.BufferPool()
+    small = pool.take(1)
+    look = memoryview(small.memory)[:1]
+    pool.disown(small)
+    large = pool.take(2 * small.size)
+    assert large.size > small.size
+    look.release()
+    pool.disown(large)
+
+
 def test_third_slots_take_half_of_the_free_memory_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rank that asks first measures for both; the next time there is a byte too little for both."""
     size, free = 1 << 16, 1 << 30

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import socket
 import time
@@ -43,6 +42,7 @@ from elasticflow.protocol import worker_environment
 from elasticflow.protocol.messages import Activity, NodeReady
 from elasticflow.protocol.store_address import StoreLostError
 from elasticflow.run_folder import RunFolder
+from elasticflow.system.polling import readable
 from elasticflow.system.processes import STOPPED, state_of
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ class Agent:
         """
         is_draining = False
         while True:
-            select.select([self._server.fileno(), self._writer.fileno()], [], [], _POLL_S)
+            readable((self._server.fileno(), self._writer.fileno()), _POLL_S)
             self._reporter.look()
             self._look()
             may_leave = is_draining and self._config.setup.script is not None

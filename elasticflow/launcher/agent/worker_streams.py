@@ -126,7 +126,7 @@ class BoundedFile:
     """A file to which a worker appends, and of which only the beginning and the end stay once it is large.
 
     The worker keeps its descriptor and never waits. What it writes in the very moment in which the file is cut is lost without
-    being counted.
+    being counted. Of a worker that writes faster than can be read here, bytes are counted, and not all lines.
 
     Args:
         path: Where it is, or will be.
@@ -159,7 +159,13 @@ class BoundedFile:
             start = at = head + (len(before) if has_marker else 0)
             kept = b""
             # Until the worker is caught up with: what it writes from there until the file is cut is lost uncounted.
+            most = os.fstat(file.fileno()).st_size + MOST_BYTES
             while piece := os.pread(file.fileno(), _PIECE, at):
+                if at > most:  # it writes as fast as that
+                    at = max(at, os.fstat(file.fileno()).st_size - TAIL)
+                    kept = os.pread(file.fileno(), TAIL, at)
+                    at += len(kept)
+                    break
                 at += len(piece)
                 kept += piece
                 self._lines += kept[:-TAIL].count(b"\n")

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 WARNING_LEVELS = frozenset({"warning", "error", "critical"})
 _LONGEST = 300  # characters
+# Bytes of a line that are looked at: the time that `_OF_TORCH` takes grows with their square, and no other thread runs meanwhile.
+_LOOKED_AT = 2000
 _MOST_WAITING = 1 << 16
 # As `warnings.formatwarning` writes it; the source line below it is indented.
 _OF_PYTHON = re.compile(
@@ -67,7 +69,7 @@ class WarningLines:
         """Return the warnings among the next *lines*, and the lines that are none."""
         found, others = [], []
         for line in lines:
-            text = line.decode("utf-8", "replace")
+            text = line[:_LOOKED_AT].decode("utf-8", "replace")
             if self._source_follows and text.startswith("  "):
                 self._source_follows = False
                 continue

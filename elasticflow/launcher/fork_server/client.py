@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import select
 from typing import TYPE_CHECKING
 
 from elasticflow.launcher.fork_server.helpers import HelperLostError
@@ -21,6 +20,7 @@ from elasticflow.launcher.fork_server.protocol import (
 )
 from elasticflow.launcher.fork_server.server_process import start_server
 from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunOptions, TorchrunRefusedError
+from elasticflow.system.polling import readable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -70,7 +70,7 @@ class ForkServer:
         Returns:
             False when the server is gone.
         """
-        while select.select([self._channel.connection], [], [], timeout)[0]:
+        while readable([self.fileno()], timeout):
             try:
                 messages = self._channel.read()
             except ConnectionResetError:  # it was killed with a request unread

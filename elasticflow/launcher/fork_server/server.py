@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import os
-import select
 import signal
 import socket
 import sys
@@ -45,6 +44,7 @@ from elasticflow.protocol import worker_environment
 from elasticflow.protocol.json_codec import to_json
 from elasticflow.protocol.messages import RefusedModule
 from elasticflow.system.masking import mask_streams
+from elasticflow.system.polling import readable
 from elasticflow.system.processes import append_output_to, die_with_parent
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def main() -> NoReturn:
     begun: _Begun | None = None
     for name in warm_up() if is_warm else ():
         # The probe wants torch, and asks it beside the imports that follow.
-        if begun is None and name != "numpy" and select.select([connection], [], [], 0)[0]:
+        if begun is None and name != "numpy" and readable([connection.fileno()], 0):
             begun = _begin(channel)
     setup, probe = begun or _begin(channel)
     answer = probe.answer()
@@ -227,7 +227,7 @@ class Server:
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         agent = self._channel.connection.fileno()
         while True:
-            ready, _, _ = select.select([agent, wake_read, *self._standbys.descriptors()], [], [])
+            ready = readable((agent, wake_read, *self._standbys.descriptors()))
             for report in self._standbys.read(ready):
                 self._channel.send(report)
             if wake_read in ready:

@@ -10,7 +10,6 @@ import contextlib
 import importlib
 import mmap
 import os
-import select
 import signal
 import socket
 import sys
@@ -21,6 +20,7 @@ from elasticflow.launcher.fork_server import worker_process
 from elasticflow.launcher.fork_server.preload import import_all, seed_imports, warm_up, warm_up_compiler
 from elasticflow.launcher.fork_server.protocol import MessageChannel, Prepare, Spawn, StandbyReady
 from elasticflow.protocol.worker_environment import HEARTBEAT, HEARTBEAT_SLOT
+from elasticflow.system.polling import readable
 from elasticflow.system.processes import die_with_parent
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class LowPriority:
 
     def _pause(self, number: int, frame: FrameType | None) -> None:
         while True:
-            if select.select([self._connection], [], [], _PAUSE_S)[0]:
+            if readable([self._connection.fileno()], _PAUSE_S):
                 self._end()
                 return
             if not self._is_snapshot_copied():

@@ -27,6 +27,8 @@ from elasticflow.system.processes import boot_id
 _LOOK_S = 0.1
 # Seconds beyond the node's own time to exit, for its last snapshot.
 _ENDING_S = 30.0
+# Seconds in which the lines that a node printed last have to be passed on.
+_LAST_WORDS_S = 5.0
 
 
 def main() -> int:
@@ -43,9 +45,12 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: _ask(node))
     assert node.stdout is not None
-    threading.Thread(target=_copy, args=(node.stdout,), daemon=True, name="copy").start()
+    copying = threading.Thread(target=_copy, args=(node.stdout,), daemon=True, name="copy")
+    copying.start()
     threading.Thread(target=_obey, args=(node, order.grace_s), daemon=True, name="obey").start()
     code = node.wait()
+    # A process that the node left behind may keep its output open.
+    copying.join(_LAST_WORDS_S)
     return 128 - code if code < 0 else code
 
 

@@ -43,6 +43,24 @@ class LeaveRequests:
         self.first_at = self.first_at or now
 
 
+class Hurry:
+    """Tells whether someone wants the launch, which has its verdict, to end at once: a further signal, or `elasticflow cancel --now`.
+
+    Args:
+        heeded: Signals that the launch has heeded before its verdict; a second one is always in a hurry.
+    """
+
+    def __init__(self, asked: LeaveRequests, cancel: CancelMark, heeded: int) -> None:
+        self._asked, self._cancel = asked, cancel
+        self._before = min(1, heeded)
+        self._is_cancelled = False
+
+    def __call__(self) -> bool:
+        """Return whether to wait for nothing any more."""
+        self._is_cancelled = self._is_cancelled or self._cancel.look(time.monotonic()) == NOW
+        return self._is_cancelled or len(self._asked.numbers) > self._before
+
+
 class CancelMark:
     """The file as the supervisor sees it: each request in it is returned once.
 

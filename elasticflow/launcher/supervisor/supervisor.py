@@ -39,7 +39,7 @@ from elasticflow.launcher.supervisor.commands import (
 )
 from elasticflow.launcher.supervisor.follower import Follower
 from elasticflow.launcher.supervisor.ingest import Ingest
-from elasticflow.launcher.supervisor.leave_requests import NOW, CancelMark, LeaveRequests
+from elasticflow.launcher.supervisor.leave_requests import NOW, CancelMark, Hurry, LeaveRequests
 from elasticflow.launcher.supervisor.lifecycle import UNTRAINED_S, Lifecycle, RunSoFar
 from elasticflow.launcher.supervisor.local_agents import LocalAgents
 from elasticflow.launcher.supervisor.nodes import Nodes
@@ -125,6 +125,8 @@ class Supervisor:
         self._ledger = RestartLedger(launch.folder.ledger, require_held)
         self._lifecycle = self._first_lifecycle()
         self._asked = LeaveRequests()
+        # Signals that had come when they were looked at last, before the verdict.
+        self._heeded = 0
         self._cancel = CancelMark(launch.folder.cancel)
         self._began = time.monotonic()
         time_limit = None if launch.job.script is not None else launch.job.train.time_limit
@@ -313,6 +315,8 @@ class Supervisor:
             self._hear(message, tell)
 
     def _look_at_signals(self, tell: Callable[[LifecycleEvent], None]) -> None:
+        if self._lifecycle.verdict is None:
+            self._heeded = len(self._asked.numbers)
         if len(self._asked.numbers) > 1:
             tell(_SECOND_SIGNAL)
         elif self._asked.numbers and not self._lifecycle.is_leaving and self._lifecycle.verdict is None:
@@ -331,18 +335,18 @@ class Supervisor:
         is_over = time.monotonic() - self._began >= self._time_limit_s
         return is_over and not self._lifecycle.is_leaving and self._lifecycle.verdict is None
 
-    def _see_off(self, tell: Callable[[LifecycleEvent], None], verdict: Verdict) -> Verdict:
+    def _see_off(
+        self, tell: Callable[[LifecycleEvent], None], verdict: Verdict, is_hurried: Callable[[], bool]
+    ) -> Verdict:
         """Wait for the agents to exit, whose writers may still be writing a snapshot; return the verdict.
 
-        A signal cuts the wait short, and may change the verdict.
+        A request that comes meanwhile cuts the wait short, and may change the verdict.
         """
-        # Signals that led to the verdict.
-        asked = 1 if verdict.status == "interrupted" else 0
         grace_s = self._launch.plan.restarts.grace_s
         began = time.monotonic()
         deadline = max(began + _LEAVE_S, (self._asked.first_at or began) + grace_s)
         while not self._agents.are_gone and time.monotonic() < deadline:
-            if len(self._asked.numbers) > asked:
+            if is_hurried():
                 if verdict.exit_code == errors.INTERRUPTED:
                     tell(_SECOND_SIGNAL)
                 return self._lifecycle.verdict or verdict
@@ -351,21 +355,21 @@ class Supervisor:
 
     def _close(self, channel: AgentChannel, tell: Callable[[LifecycleEvent], None], verdict: Verdict) -> int:
         """End the agents, take in their last messages, and write the verdict."""
+        is_hurried = Hurry(self._asked, self._cancel, self._heeded)
         self._launch.store.outlive_store()
         if self._lifecycle.is_idle:
-            asked = len(self._asked.numbers)
             with contextlib.suppress(StoreLostError):
                 self._remote_files.gather_last(
                     channel,
                     self._journal.generation,
                     lambda message: self._hear_last(message, tell),
-                    lambda: len(self._asked.numbers) > asked,
+                    is_hurried,
                 )
         # Messages from and to others are lost with the store; how the launch ended is not.
         with contextlib.suppress(StoreLostError):
             channel.stop(verdict.exit_code)
         if self._lifecycle.is_idle:
-            verdict = self._see_off(tell, verdict)
+            verdict = self._see_off(tell, verdict, is_hurried)
         self._agents.end()
         with contextlib.suppress(StoreLostError):
             channel.await_notice(self._agents.nodes, _NOTICE_S)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import select
 import socket
 import struct
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from elasticflow.snapshots.client.messages import TO_WORKER, TO_WRITER
+from elasticflow.system.polling import readable
 
 if TYPE_CHECKING:
     from elasticflow.protocol.json_codec import MessageCodec
@@ -88,7 +88,7 @@ class Channel(Generic[Sent, Received]):
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Return whether `receive` has something to read, or sees the end, within *timeout_s*; reads nothing."""
-        return self._has_message() or bool(select.select([self._socket], [], [], timeout_s)[0])
+        return self._has_message() or bool(readable([self.fileno()], timeout_s))
 
     def close(self) -> None:
         """Close the connection; the other side sees its end."""

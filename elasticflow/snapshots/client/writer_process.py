@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from elasticflow.errors import SnapshotError
 from elasticflow.storage.storage import Storage
 from elasticflow.system.installation import ABOVE_PACKAGE
+from elasticflow.system.polling import readable
 from elasticflow.system.processes import is_ending
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class WriterProcess:
         self._tell(b"finish\n")
         deadline = time.monotonic() + patience_s
         while self.process.poll() is None and (left := deadline - time.monotonic()) > 0:
-            select.select([self._stdout], [], [], min(left, 0.05))
+            readable([self._stdout], min(left, 0.05))
             # A full pipe would hold the writer up.
             self._waiting = self.reports()
 
@@ -125,7 +125,7 @@ class WriterProcess:
         deadline = time.monotonic() + _START_LIMIT_S
         while not self.address and (left := deadline - time.monotonic()) > 0:
             has_ended = self.process.poll() is not None
-            select.select([self._stdout], [], [], min(left, 0.2))
+            readable([self._stdout], min(left, 0.2))
             reports = self.reports()
             if reports:
                 self.address = reports[0].get("address", "")

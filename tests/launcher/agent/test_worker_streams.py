@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import sys
 from pathlib import Path
 
@@ -143,3 +144,33 @@ def test_lines_that_never_end_are_bounded_too(tmp_path: Path, monkeypatch: pytes
     assert left_out is not None
     assert 57_000 == left_out.bytes
     assert path.stat().st_size < 4_000
+
+
+def test_a_worker_that_writes_as_fast_as_its_file_is_read_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cut ends, whatever is still being written; each byte is kept or counted."""
+    for name, size in (("MOST_BYTES", 10_000), ("HEAD", 2_000), ("TAIL", 1_000), ("_PIECE", 1_001)):
+        monkeypatch.setattr(worker_streams, name, size)
+    path = tmp_path / "rank0.stdout"
+    lines = [b"%099d\n" % number for number in range(2_000)]
+    path.write_bytes(b"".join(lines[:110]))
+    written, read = 110, os.pread
+
+    def while_it_writes(descriptor: int, size: int, at: int) -> bytes:
+        nonlocal written
+        if size == 1_001:
+            with path.open("ab") as file:
+                file.writelines(lines[written : written + 15])
+            written = min(written + 15, len(lines))
+        return read(descriptor, size, at)
+
+    monkeypatch.setattr(os, "pread", while_it_writes)
+    left_out = worker_streams.BoundedFile(path, 0, "stdout").cut()
+
+    assert left_out is not None
+    assert written < len(lines) / 2
+    kept = [line for line in path.read_bytes().splitlines(keepends=True) if not line.startswith(b"...")]
+    assert written * 100 == left_out.bytes + sum(map(len, kept))
+    assert kept[:20] == lines[:20]
+    assert kept[20:] == lines[written - len(kept) + 20 : written]

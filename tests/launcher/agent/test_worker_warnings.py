@@ -110,3 +110,13 @@ def test_a_kind_is_told_at_its_first_time_and_each_time_it_is_ten_times_as_many(
         tally.add(_warned(f"b.py:{line}"))
     (rest,) = tally.rest()
     assert ("further places", 500 - 99) == (rest.place, rest.times + 1 + 9 + 90)
+
+
+def test_a_place_is_looked_for_only_near_the_beginning_of_a_line() -> None:
+    """A line of 64 KiB would keep the agent, its signs of life included, for half a minute."""
+    line = b"W1 " + b"a." * 1500 + b"c:1] text"
+    assert ([], [line]) == WarningLines().take([line])
+    long = b"WARNING:job:" + b"word " * 1000
+    [found], [] = WarningLines().take([long])
+    assert found.text.startswith("word word")
+    assert found.text.endswith(" ...")

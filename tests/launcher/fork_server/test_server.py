@@ -77,6 +77,13 @@ def test_workers_that_leave_by_os_exit_end_the_group_in_under_a_second(start: An
     assert time.monotonic() - began < 1.0
 
 
+def test_the_jobs_modules_may_hold_a_thousand_files_open(start: Any) -> None:
+    """Those that come after them have numbers that `select` does not take."""
+    group = start("import os, holds_files; os._exit(0 if max(holds_files.held) > 1023 else 1)")
+
+    assert ended(group) is GroupState.FINISHED
+
+
 def test_exit_codes_and_signals_are_told_by_rank(start: Any) -> None:
     """Codes as they are, signals as negative numbers, an exception as 1 with its traceback in the rank's own log."""
     group = start(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elasticflow.errors import HostsError
+from elasticflow.errors import INTERRUPTED, HostsError
 from elasticflow.launcher.machines import ssh
 from elasticflow.launcher.machines.hosts_file import Host, read_hosts
 from elasticflow.launcher.machines.order import Order
@@ -122,3 +122,17 @@ def test_pauses_grow() -> None:
     """To a minute."""
     pauses = ssh._pauses()
     assert [1, 2, 4, 8, 16, 32, 60, 60] == [next(pauses) for _ in range(8)]
+
+
+def test_host_that_is_asked_to_leave_before_it_is_reached_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that began then would know nothing of it, and train on alone."""
+    begun = tmp_path / "begun"
+    monkeypatch.setenv(ssh.SSH, f"sh -c 'touch {begun}'")
+    process = HostProcess(Host("n1", "hosts.txt:1"), ORDER, lambda *_: None, lambda _: None)
+    process.leave()
+    process.start()
+    process.join()
+    assert process.exit_code == INTERRUPTED
+    assert not begun.exists()

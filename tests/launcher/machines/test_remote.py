@@ -122,3 +122,25 @@ def test_node_that_lost_its_connection_makes_room(tmp_path: Path, monkeypatch: p
     assert f"process {node.pid} on" in said
     assert "\na node on" in said
     assert -signal.SIGTERM == node.wait(60)
+
+
+def test_the_last_words_of_a_node_are_passed_on(tmp_path: Path) -> None:
+    """It may print faster than the connection takes it, as at its end."""
+    prints = "print('line\\n' * 9999 + 'last words')"
+    program = f"""if True:
+        import subprocess, sys
+        from elasticflow.launcher.machines import remote
+        remote._start = lambda order, lock: subprocess.Popen(
+            [sys.executable, "-c", {prints!r}], stdout=subprocess.PIPE
+        )
+        sys.exit(remote.main())
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as started:
+        assert started.stdin is not None
+        assert started.stdout is not None
+        started.stdin.write(order(tmp_path, "a", "one").to_line())
+        started.stdin.flush()
+        lines = started.stdout.read().splitlines()
+    assert lines[1:] == ["line"] * 9999 + ["last words"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -102,6 +103,28 @@ def test_clients_go_on_where_they_were(address: StoreAddress, tmp_path: Path) ->
     assert not looking.check(["orders/two"])
     asking.set("orders/three", "1")
     wait_until(lambda: looking.check(["orders/three"]))
+    server.close()
+
+
+def test_a_machine_that_does_not_answer_is_no_key_without_a_value(
+    address: StoreAddress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel ends such a connection while a value is waited for; the client makes another."""
+    server = _serve(address, tmp_path)
+    client = TcpControlStore(address)
+    client.set("a", "1")
+    errors = [TimeoutError(errno.ETIMEDOUT, "Connection timed out")]
+    received = tcp_store._received
+
+    def fails_once(connection: socket.socket) -> bytes:
+        if errors:
+            raise errors.pop()
+        return received(connection)
+
+    monkeypatch.setattr(tcp_store, "_received", fails_once)
+    assert client.get("a") == b"1"
+    assert not errors
+    client.close()
     server.close()
 
 

@@ -1,0 +1,35 @@
+"""The supervisor's wait for its agents, whose writers may still be writing the last snapshot."""
+
+from __future__ import annotations
+
+import signal
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from elasticflow.launcher.supervisor import outcomes
+from elasticflow.launcher.supervisor.leave_requests import CancelMark, Hurry, LeaveRequests
+from elasticflow.launcher.supervisor.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize("signals", [0, 1, 2])
+def test_one_signal_does_not_cut_the_last_snapshot_of_a_finished_run_short(
+    tmp_path: Path, signals: int
+) -> None:
+    """It came while the last step was trained; the verdict stays, and only a second one ends the wait."""
+    asked = LeaveRequests()
+    asked.numbers = [signal.SIGINT] * signals
+    looks_left = [False] * 3
+    agents = type("Agents", (), {"are_gone": property(lambda _: not looks_left or looks_left.pop())})()
+    verdict = outcomes.finished(10, 0, None)
+    launch = SimpleNamespace(plan=SimpleNamespace(restarts=SimpleNamespace(grace_s=60.0)))
+    supervisor: Any = SimpleNamespace(
+        _asked=asked, _agents=agents, _launch=launch, _lifecycle=SimpleNamespace(verdict=verdict)
+    )
+    is_hurried = Hurry(asked, CancelMark(tmp_path / "cancel"), signals)
+    assert verdict == Supervisor._see_off(supervisor, lambda _: None, verdict, is_hurried)
+    assert bool(looks_left) is (signals == 2)
