@@ -327,6 +327,13 @@ PROJECTS = {
         "    yield from (Digits()[index] for index in range(shard, 50, shards))", "    import numpy\n    yield from (Digits()[index] for index in numpy.random.default_rng().permutation(50))",
         ("EF514", 'entry = "shop:shard"', "data shard 0 yields other samples when it is read again"), job=('entry = "shop:digits"\nglobal', 'entry = "shop:shard"\nshards = 2\nglobal'),
     ),
+    "shard_that_skips_with_other_draws": Project(
+        "def nothing(", "class Shuffled:\n    def __init__(self, begin=0):\n        self.begin = begin\n\n    def skip(self, count):\n        return Shuffled(self.begin + count)\n\n"
+        "    def __iter__(self):\n        import itertools\n        import random\n\n        waiting = list(range(50))\n"
+        "        drawn = (Digits()[waiting.pop(random.randrange(len(waiting)))] for _ in range(50))\n        return itertools.islice(drawn, self.begin, None)\n\n\n"
+        "def shuffled(shard, shards):\n    return Shuffled()\n\n\ndef nothing(",
+        ("EF514", 'entry = "shop:shuffled"', "data shard 0 yields other samples after skip() than without it"), job=('entry = "shop:digits"\nglobal', 'entry = "shop:shuffled"\nshards = 2\nglobal'),
+    ),
     "empty_shard": Project('entry = "shop:digits"\nglobal', 'entry = "shop:nothing"\nshards = 2\nglobal', None),
     "shard_not_prepared": Project('entry = "shop:digits"\nglobal', 'prepare = "shop:wait"\nentry = "shop:nothing"\nshards = 2\nglobal', ("EF511", 'entry = "shop:nothing"', "data shard 0 has no samples, perhaps since dataset.prepare has not run")),
     "no_weights": Project("args = { width = 8 }", 'args = { width = 8 }\nweights = "no.safetensors"', ("EF503", 'weights = "no', "reading no.safetensors raises FileNotFoundError")),

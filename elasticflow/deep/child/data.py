@@ -19,7 +19,7 @@ from elasticflow.runtime.data.fingerprint import fingerprint_of, look_at
 from elasticflow.runtime.data.mixture import in_words
 from elasticflow.runtime.data.order.mixed import MixedOrder
 from elasticflow.runtime.data.sample_reader import checked_collate
-from elasticflow.runtime.data.shard_reader import require_iterable
+from elasticflow.runtime.data.shard_reader import ShardReader, require_iterable
 from elasticflow.runtime.data.values import values_of
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.snapshot.reachable import GENERATORS, leaves
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _OVERLAP_LIMIT_S = 5.0
 # Data that opens faster than this is opened again, to see that it is the same.
 _QUICK_S = 2.0
+# Samples of a data shard that are compared with and without `skip`, and at most as many before them.
+_SKIPPED = 8
 
 
 class Data:
@@ -244,7 +246,29 @@ class Data:
                 remedy = "give each shard an order of its own: sorted files, no threads that race, generators with a seed;\n"
                 remedy += "what the model makes while it is trained (reinforcement learning) is no data for a job: store it first"
                 report.problem("other_data", self._entry, DatasetError(message, remedy))
+            elif callable(getattr(shard, "skip", None)):
+                self._look_at_skip(build, shards)
         return shard, list(range(len(samples))), samples
+
+    def _look_at_skip(self, build: Callable[..., Any], shards: int) -> None:
+        """Report if a run that is resumed within a shard would read other samples than an undisturbed one."""
+        reader = ShardReader(build, shards, seed=0, size=2 * _SKIPPED, epochs=1)
+
+        def read(cursor: int) -> list[Any]:
+            chunks = reader.chunks([0], 0, [cursor, *[0] * (shards - 1)])
+            return next(chunk.samples for chunk in chunks if not chunk.passed)
+
+        def both() -> tuple[list[Any], list[Any]]:
+            whole = read(0)
+            cursor = min(_SKIPPED, len(whole) // 2)
+            return whole[cursor:], read(cursor)[: len(whole) - cursor]
+
+        whole, rest = self._report.call("sample", self._entry, "reading data shard 0 after skip()", both)
+        if fingerprint_of(whole) != fingerprint_of(rest):
+            message = "data shard 0 yields other samples after skip() than without it, and a resumed run calls skip()"
+            remedy = "let skip() change nothing in what follows: a buffer that shuffles takes its numbers from a generator of its own;\n"
+            remedy += "a shard without skip() is read again up to the run's position"
+            self._report.problem("other_data", self._entry, DatasetError(message, remedy))
 
     def _collate(self) -> tuple[Callable[[list[Any]], Any], str]:
         """Return the collate function and its key.

@@ -124,7 +124,7 @@ def look_at(dataset: Any) -> Look:
         text = str(own() if callable(own) else own)
         look = _of_samples(dataset, _PROBES_BESIDE, _BESIDE_S)
         return look._replace(by_content=text, by_plain=text, by_length=text)
-    if not all(isinstance(column, np.ndarray | torch.Tensor) for column in columns):
+    if not all(map(_has_rows, columns)):
         return _of_samples(dataset, _PROBES_IN_MEMORY if isinstance(dataset, list) else _PROBES)
     mark = _short(_of_rows(dataset, columns))
     if isinstance(dataset, TensorDataset) and type(dataset).__getitem__ is not TensorDataset.__getitem__:
@@ -246,6 +246,13 @@ def _differences(one: Any, other: Any) -> list[str]:
         for name, value, its in pairs
         if digest_of(value)[0] != digest_of(its)[0]
     ]
+
+
+def _has_rows(column: Any) -> bool:
+    """True if many rows can be taken out at once; out of a sparse tensor they cannot."""
+    return isinstance(column, np.ndarray) or (
+        isinstance(column, torch.Tensor) and column.layout == torch.strided
+    )
 
 
 def _of_rows(dataset: Any, columns: Sequence[Any]) -> bytes:

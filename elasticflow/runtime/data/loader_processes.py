@@ -100,8 +100,10 @@ class LoaderProcesses:
         )
         before = signal.getsignal(signal.SIGCHLD)
         signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)  # until a process has learnt to ignore them
-        batches: Any = iter(loader)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
+        try:
+            batches: Any = iter(loader)
+        finally:  # a fork may fail, and the worker is still to be ended by a signal
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
         if before is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGCHLD, before)  # torch's handler raises wherever the main thread is
         self._batches, self._processes = batches, loader_processes_of(batches)

@@ -52,7 +52,6 @@ class MixedDataset:
         self.look = combined(self.sizes, [look_at(each) for each in sets])
         self.fingerprint = self.look.fingerprint()
         self.source = " + ".join(dict.fromkeys(map(source_of, sets)))
-        self._reads_many = any(hasattr(each, "__getitems__") for each in sets)
 
     def __len__(self) -> int:
         """Count the samples of all sets."""

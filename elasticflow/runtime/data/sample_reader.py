@@ -7,8 +7,7 @@ use: a first draw is noticed, and the samples read until then are read again, se
 
 from __future__ import annotations
 
-from itertools import count, repeat
-from operator import getitem
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -94,8 +93,20 @@ class SampleReader:
         """Return the batch of the samples *indices*, which stand at *place* of the stream and after it.
 
         Raises:
-            Exception: an exception of dataset or collate, with a note that names sample and dataset.
+            DatasetError: dataset or collate raised StopIteration, or the dataset gave another number of samples.
+            Exception: another exception of dataset or collate, with a note that names sample and dataset.
         """
+        try:
+            return self._batch(place, indices)
+        except StopIteration as error:
+            # Whoever goes through the batches would take it for their end.
+            where = "; ".join(getattr(error, "__notes__", ()))
+            raise DatasetError(
+                f"StopIteration was raised {where}",
+                "some next() there found nothing more: give it a default, or do without an iterator, whose place a restart loses",
+            ) from error
+
+    def _batch(self, place: int, indices: list[int]) -> Any:
         generators = self._generators
         generators.before_data()
         if not self._is_careful:
@@ -142,7 +153,9 @@ class SampleReader:
             return self._read_at_once(indices)
         samples: list[Any] = []
         try:
-            samples.extend(map(getitem, repeat(self._dataset), self._iterate(indices)))
+            # No map(): a StopIteration of the dataset would end it.
+            for index in self._iterate(indices):
+                samples.append(self._dataset[index])  # noqa: PERF401  # the count names the sample that fails
         except Exception as error:
             notes.of_sample(error, self._dataset, indices[len(samples)])
             raise
@@ -153,11 +166,17 @@ class SampleReader:
         assert many is not None
         next(iter(self._iterate(indices)))  # the first one stands for all
         try:
-            samples: list[Any] = many(indices)
+            samples: Any = many(indices)
         except Exception as error:
             self._note_culprit(error, indices)
             raise
-        return samples
+        if isinstance(samples, list | tuple) and len(samples) != len(indices):
+            raise DatasetError(
+                f"__getitems__ of {notes.name_of(self._dataset)} returned {len(samples)} samples for {len(indices)} indices",
+                "return one for each index, in the same order, for an index that comes twice, too",
+            )
+        found: list[Any] = samples
+        return found
 
     def _note_culprit(self, error: Exception, indices: list[int]) -> None:
         assert self._many is not None

@@ -96,7 +96,8 @@ def _values_of(dataset: Any, source: ValuesSource, key: str) -> np.ndarray[Any, 
 
 def _as_array(found: Any) -> np.ndarray[Any, Any] | None:
     if isinstance(found, torch.Tensor):
-        return found.detach().cpu().numpy()
+        values = found.detach().cpu()
+        return (values.float() if values.dtype is torch.bfloat16 else values).numpy()  # numpy has no bfloat16
     if not hasattr(found, "__len__") or isinstance(found, str | bytes | dict):
         return None
     try:
@@ -108,10 +109,10 @@ def _as_array(found: Any) -> np.ndarray[Any, Any] | None:
 def _named(dataset: Any, name: str, key: str) -> Any:
     """Return the values of a column or an attribute; of a part of a dataset, its own part of them."""
     if isinstance(dataset, Subset) and not hasattr(dataset, name):
-        values = _as_array(_named(dataset.dataset, name, key))
+        values = _of_all(dataset.dataset, name, key)
         return None if values is None else values[np.asarray(dataset.indices, dtype=np.int64)]
     if isinstance(dataset, ConcatDataset) and not hasattr(dataset, name):
-        parts = [_as_array(_named(part, name, key)) for part in dataset.datasets]
+        parts = [_of_all(part, name, key) for part in dataset.datasets]
         known = [part for part in parts if part is not None]
         return np.concatenate(known) if len(known) == len(parts) else None
     columns = getattr(dataset, "column_names", None)
@@ -126,6 +127,15 @@ def _named(dataset: Any, name: str, key: str) -> Any:
             )
         value = getattr(value, part)
     return value() if callable(value) else value
+
+
+def _of_all(dataset: Any, name: str, key: str) -> np.ndarray[Any, Any] | None:
+    """Return the values of a dataset that another one is made of: one for each sample, else a part of them would be of other samples."""
+    values = _as_array(_named(dataset, name, key))
+    if values is not None and values.ndim == 1 and len(values) != len(dataset):
+        which = f"`{name}` of the {notes.name_of(dataset)} inside of the dataset"
+        raise _error(key, f"{which} gives {len(values):,} values for {len(dataset):,} samples", _HOW[key])
+    return values
 
 
 def _known(dataset: Any) -> str:

@@ -84,10 +84,13 @@ class ShardReader:
         samples, number = self._opened(shard, epoch, cursor)
         reported = time.monotonic()
         for passed in range(number, cursor):
-            self._reseed(shard, epoch, passed)
+            # The shard's own code may begin with the first one.
+            self._reseed(shard, epoch, 0 if passed == number else passed)
             if next(samples, self) is self:
+                ended = f"ended after {passed} samples, and {cursor} of it"
+                less = f"has fewer samples than the {cursor} of it that"
                 raise DatasetError(
-                    f"data shard {shard} ended after {passed} samples, and {cursor} of it had been trained on",
+                    f"data shard {shard} {less if number else ended} had been trained on",
                     "a shard must have the same samples in the same order each time it is read",
                 )
             if time.monotonic() - reported > _REPORT_EVERY_S:
@@ -106,12 +109,17 @@ class ShardReader:
         yield Chunk(shard, read, is_end=True)
 
     def _opened(self, shard: int, epoch: int, cursor: int) -> tuple[Iterator[Any], int]:
-        """Return the samples of a shard, and how many of them are left out already."""
+        """Return the samples of a shard, and how many of them are left out already: with `skip`, all before the cursor but one.
+
+        Some datasets read and draw for what they skip when they are asked for the first sample that is left. With a sample before
+        the cursor's as the first, the cursor's own draws what it would have drawn; and a shard that ends before it is noticed.
+        """
         samples, passed = require_iterable(self._build(shard=shard, shards=self._shards)), 0
         _set_epoch(samples, epoch)
         skip = getattr(samples, "skip", None)
-        if cursor and callable(skip):
-            samples, passed = skip(cursor), cursor
+        if cursor > 1 and callable(skip):
+            passed = cursor - 1
+            samples = skip(passed)
             _set_epoch(samples, epoch)
         return iter(samples), passed
 

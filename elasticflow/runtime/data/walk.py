@@ -177,13 +177,21 @@ class Content:
         return content.digest()
 
     def _has_room(self, value: Any) -> bool:
-        self._room -= 1 + getattr(value, "nbytes", 0) // _BYTES_OF_PART
+        self._room -= 1 + _nbytes_of(value) // _BYTES_OF_PART
         if self._room >= 0 and self._depth < _MOST_DEPTH:
             return True
         self.unseen[f"{notes.name_of(value)} (deep inside, or after {_MOST_PARTS:,} parts of a sample)"] = (
             None
         )
         return False
+
+
+def _nbytes_of(value: Any) -> int:
+    """Return the bytes of an array; 0 for what has none, and for sparse tensors, which refuse to tell."""
+    if isinstance(value, torch.Tensor) and value.layout != torch.strided:
+        return 0
+    nbytes = getattr(value, "nbytes", 0)
+    return nbytes if isinstance(nbytes, int) else 0  # the class of an array has a descriptor
 
 
 def digest_of(value: Any) -> tuple[bytes, dict[str, None]]:

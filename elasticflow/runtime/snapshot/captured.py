@@ -119,7 +119,8 @@ def _sums(captured: Captured) -> dict[str, str]:
 
 
 def _hash(text: str) -> str:
-    return blake2b(text.encode(), digest_size=7).hexdigest()
+    # A name of a file that is no UTF-8 may be a key.
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=7).hexdigest()
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:

@@ -102,7 +102,7 @@ def leaves(
     kept: list[Any] = []
     while waiting and len(kept) < MOST_OBJECTS:
         path, thing, depth = waiting.popleft()
-        if thing is None or isinstance(thing, bool):
+        if thing is None or isinstance(thing, bool | random.SystemRandom):  # the latter has no state
             continue
         if type(thing) in _COMMON or isinstance(thing, _NUMBERS):
             yield Leaf(path, _next_of(thing) if isinstance(thing, itertools.count) else thing)

@@ -340,7 +340,9 @@ def _bits_of(tensor: Tensor) -> int:
 
 
 def generator_state(generator: Any) -> str:
-    """Return a text of a generator's state, which changes with each draw; for generators of any kind."""
+    """Return a text of a generator's state, which changes with each draw; for generators of any kind. `SystemRandom` has none."""
+    if isinstance(generator, random.SystemRandom):
+        return ""
     if isinstance(generator, torch.Generator):
         return str(_bits_of(generator.get_state()))
     if isinstance(generator, random.Random):

@@ -239,16 +239,21 @@ class OptimizerPart(StatefulPart):
     def _is_plain(self) -> bool:
         optimizer = self.stateful
         return type(optimizer).state_dict is Optimizer.state_dict and all(
-            isinstance(value, Tensor | None) for state in optimizer.state.values() for value in state.values()
+            isinstance(state, dict) and all(isinstance(value, Tensor | None) for value in state.values())
+            for state in optimizer.state.values()
         )
 
     def _objects(self) -> list[Any]:
         optimizer = self.stateful
+        try:
+            values = [*chain.from_iterable(map(dict.values, optimizer.state.values()))]
+        except TypeError:  # a value beside the states of parameters: never the same as before
+            values = [object()]
         return [
             *chain.from_iterable(map(dict.values, state_hooks_of(optimizer))),
             *chain.from_iterable(group["params"] for group in optimizer.param_groups),
             *optimizer.state,
-            *chain.from_iterable(map(dict.values, optimizer.state.values())),
+            *values,
         ]
 
 

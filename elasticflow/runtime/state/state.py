@@ -51,8 +51,8 @@ class Captured:
         aliases: Tied tensors: key to the key that is stored.
         memory_formats: How tensors that are not contiguous lie in memory.
         frozen: Keys of the model's parameters that take no gradient.
-        local: Keys of tensors that may differ between ranks: buffers, packed scalars, objects of the job's own. Snapshots hold
-            rank 0's tensors.
+        local: Keys of tensors that may differ between ranks: buffers, scalars packed together with buffers, objects of the job's
+            own. Snapshots hold rank 0's tensors.
         buffers: Keys of the buffers of modules: of BatchNorm, say, which each rank updates from its own samples.
         stepped: Keys of tensors that as a rule only the optimizer's step writes: its parameters and its own tensors.
         boxes: Rows that this rank holds of each sharded tensor, by key; `tensors` has the local part, whose shape is the rank's own.
@@ -192,7 +192,8 @@ class State:
             if (key.startswith("model/") and tensor.data_ptr() in addresses)
             or several_optimizers.is_of_optimizer(key)
         }
-        scalars = {key for tensor_set in tensor_sets for key in tensor_set.scalars}
+        packed = {key: of for tensor_set in tensor_sets for key, of in tensor_set.scalars.items()}
+        scalars = frozenset(packed)
         return Captured(
             tree={},
             tensors=tensors,
@@ -204,7 +205,7 @@ class State:
                 key for tensor_set in tensor_sets for key in tensor_set.frozen if key.startswith("model/")
             ),
             stepped=frozenset(stepped) - scalars,
-            local=frozenset(tensors.keys() - self._replicated(tensors)) | scalars,
+            local=frozenset(tensors.keys() - self._replicated(tensors, packed)),
             buffers=frozenset(
                 f"{name}/{key}"
                 for name, module in self._modules()
@@ -216,14 +217,21 @@ class State:
     def _modules(self) -> list[tuple[str, nn.Module]]:
         return [(name, value) for name, value in self.objects.items() if isinstance(value, nn.Module)]
 
-    def _replicated(self, keys: Iterable[str]) -> set[str]:
-        """Return the keys of parameters and of the optimizer, whose tensors are always the same on every rank."""
-        of_parameters = {
-            f"{name}/{key}"
+    def _replicated(self, keys: Iterable[str], packed: Mapping[str, Sequence[Tensor]]) -> set[str]:
+        """Return the keys of parameters and of the optimizer, whose tensors are always the same on every rank.
+
+        Of the *packed* scalars of modules those are among them that lie beside no buffers.
+        """
+        parameters = {
+            f"{name}/{key}": parameter
             for name, module in self._modules()
-            for key, _ in module.named_parameters(remove_duplicate=False)
+            for key, parameter in module.named_parameters(remove_duplicate=False)
         }
-        return of_parameters | set(filter(several_optimizers.is_of_optimizer, keys))
+        addresses = {local_of(parameter).data_ptr() for parameter in parameters.values()}
+        without_buffers = {
+            key for key, scalars in packed.items() if all(each.data_ptr() in addresses for each in scalars)
+        }
+        return {*parameters, *without_buffers, *filter(several_optimizers.is_of_optimizer, keys)}
 
     def apply(
         self,

@@ -74,6 +74,14 @@ def test_fingerprints_of_plain_samples_stay(data: Any, recorded: str) -> None:
     assert fingerprint_of(data) == recorded
 
 
+def test_sparse_columns_are_read_sample_by_sample() -> None:
+    """Many rows at once cannot be taken out of them."""
+    columns = [torch.eye(3).mul(number).to_sparse() for number in (1, 1, 2)]
+    one, same, other = (fingerprint_of(TensorDataset(column, torch.arange(3))) for column in columns)
+    assert one == same != other
+    assert fingerprint_of(columns[0]) != fingerprint_of(columns[2])
+
+
 def test_objects_are_told_apart_by_what_they_hold() -> None:
     """A run does not resume on samples whose objects hold other values."""
     one, other = (fingerprint_of(Rows(lambda i, by=by: Picture(i + by))) for by in (0, 100))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from elasticflow.errors import DatasetError, LoaderProcessError
 from elasticflow.launcher.restarts import failures
@@ -148,6 +149,18 @@ def test_processes_ignore_what_asks_the_worker_to_drain() -> None:
         os.kill(pid, signal.SIGINT)
     assert first.shape == (2, 3)
     assert len(list(found)) == 9
+
+
+def test_a_worker_whose_processes_cannot_start_still_hears_signals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork may fail for want of memory."""
+
+    def fail_to_fork(_: Any) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(DataLoader, "__iter__", fail_to_fork)
+    with pytest.raises(OSError, match="Cannot allocate memory"):
+        batches(Rows())
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {signal.SIGTERM, signal.SIGINT}
 
 
 def shared_memory_of(pids: list[int]) -> list[str]:

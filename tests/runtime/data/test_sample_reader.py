@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from elasticflow.errors import DatasetError
 from elasticflow.runtime.data.index_schedule import IndexSchedule
 from elasticflow.runtime.data.loader_processes import LoaderProcesses
 from elasticflow.runtime.data.sample_reader import EVALUATION, SampleReader
@@ -159,6 +160,46 @@ def test_what_collate_draws_depends_on_its_samples_alone() -> None:
         expected = {place: first.read(place, [place, place + 1]) for place in (0, 2, 4)}
         assert [len(sample) for batch in expected.values() for sample in batch] == [3] * 6
         assert expected == {place: second.read(place, [place, place + 1]) for place in (4, 0, 2)}
+
+
+class RunsOut(list[int]):
+    """Its samples come from an iterator, which ends."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return index, next(iter([0] if index < 2 else []))
+
+
+class RunsOutNoisy(Noisy):
+    """The same, and it draws."""
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index), next(iter([0] if index < 2 else []))
+
+
+@pytest.mark.parametrize("dataset", [RunsOut(range(4)), RunsOutNoisy(random.random)])
+def test_stopiteration_of_a_dataset_or_of_collate_leaves_out_no_sample(dataset: Any) -> None:
+    """It would end the loop that reads the samples, or goes through the batches: the rest would be left out unseen."""
+    reader = reader_of(dataset)
+    assert len(reader.read(0, [0, 1])) == 2
+    with pytest.raises(DatasetError) as told:
+        reader.read(2, [1, 2, 3])
+    name = f"{__name__}.{type(dataset).__name__}"
+    assert told.value.message == f"StopIteration was raised while reading sample 2 of {name}"
+    with pytest.raises(DatasetError, match="StopIteration was raised while making a batch of 2 samples"):
+        reader_of(dataset, collate=lambda _: next(iter([]))).read(0, [0, 1])
+
+
+def test_other_numbers_of_samples_than_were_asked_for_are_refused() -> None:
+    """A dataset that reads many at once might give one for an index that comes twice."""
+
+    class Once(list[int]):
+        def __getitems__(self, indices: list[int]) -> list[int]:
+            return [self[index] for index in dict.fromkeys(indices)]
+
+    reader = reader_of(Once(range(4)))
+    assert reader.read(0, [2, 1]) == [2, 1]
+    with pytest.raises(DatasetError, match="Once returned 2 samples for 3 indices"):
+        reader.read(2, [1, 2, 1])
 
 
 def test_reading_leaves_the_model_its_resting_state() -> None:

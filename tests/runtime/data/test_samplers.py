@@ -64,6 +64,26 @@ def test_a_part_of_a_dataset_has_its_part_of_the_numbers() -> None:
     assert weights_of(both, "weights").tolist() == [5, 1, 1]
 
 
+@pytest.mark.parametrize("whole", [lambda data: Subset(data, [1, 2]), lambda data: ConcatDataset([data])])
+def test_numbers_of_other_samples_than_the_parts_are_refused(whole: Any) -> None:
+    """A column that is longer than its dataset would give some samples the numbers of others."""
+    data = Tokens()
+    data.weights = torch.arange(8)
+    with pytest.raises(JobKeyError) as refused:
+        weights_of(whole(data), "weights")
+    assert refused.value.message == (
+        f"dataset.sampler.weights: `weights` of the {__name__}.Tokens inside of the dataset gives 8 values for 6 samples"
+    )
+
+
+def test_numbers_may_be_of_half_precision() -> None:
+    """As a model gives them; numpy has no bfloat16."""
+    data = Tokens()
+    for dtype in (torch.float16, torch.bfloat16):
+        data.weights = torch.arange(6, dtype=dtype)
+        assert weights_of(data, "weights").tolist() == [0, 1, 2, 3, 4, 5]
+
+
 def test_columns_of_hugging_face_datasets_are_read_as_they_are() -> None:
     """Also where samples are chosen, and where a transform hides the columns."""
     datasets = pytest.importorskip("datasets")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 from types import SimpleNamespace
@@ -253,13 +254,46 @@ def test_shuffles_and_noise_are_the_same_wherever_a_run_goes_on(me: Any, process
     )
 
 
-def test_a_shard_that_became_shorter_is_told(me: Any) -> None:
+class Lazy:
+    """A shard that reads what it skips, when it is asked for what follows: files in a shuffled order, noise on each sample."""
+
+    def __init__(self, shard: int, begin: int = 0) -> None:
+        self.shard, self.begin = shard, begin
+
+    def skip(self, count: int) -> Lazy:
+        """Return the rest."""
+        return Lazy(self.shard, self.begin + count)
+
+    def __iter__(self) -> Iterator[Any]:
+        files = random.sample(range(50), 50)
+        noisy = ((number, random.random()) for number in files[: LENGTHS[self.shard]])
+        return itertools.islice(noisy, self.begin, None)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_skipped_samples_leave_what_follows_as_it_was(me: Any, steps: int) -> None:
+    """With `skip`, too, a resumed run reads the bits that an undisturbed one reads."""
+    shards = shard_loader.DataShards(lambda shard, **_: Lazy(shard), 4, Lazy(0))
+    schedule = ShardSchedule(4, 6, epochs=1)
+    whole, ends = batches_of(me, shards, schedule, schedule.start)
+    rest, _ = batches_of(me, shards, schedule, ends[steps - 1])
+    assert repr(rest) == repr(whole[steps:])
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Numbered, "data shard 1 ended after 3 samples, and 5 of it had been trained on"),
+        (Skipping, "data shard 1 has fewer samples than the 5 of it that had been trained on"),
+    ],
+)
+def test_a_shard_that_became_shorter_is_told(me: Any, kind: Any, message: str) -> None:
     """A shard must have what was trained on; the message says which and how much."""
     schedule = ShardSchedule(2, 4, epochs=1)
     position = schedule.start._replace(cursors=(5, 5))
     with pytest.raises(DatasetError) as told:
-        batches_of(me, shards_of([9, 3]), schedule, position)
-    assert told.value.message == "data shard 1 ended after 3 samples, and 5 of it had been trained on"
+        batches_of(me, shards_of([9, 3], kind), schedule, position)
+    assert told.value.message == message
 
 
 def test_another_number_of_shards_is_refused(me: Any) -> None:

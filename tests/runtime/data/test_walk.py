@@ -90,6 +90,9 @@ FORMS: dict[str, Any] = {
     "fraction": lambda n: Fraction(1, n + 2),
     "dict with an attribute": _tagged,
     "sparse": lambda n: torch.tensor([[0.0, n + 1.0]]).to_sparse(),
+    "sparse in an object": lambda n: Picture(torch.tensor([[0.0, n + 1.0]]).to_sparse()),
+    "class of arrays in an object": lambda n: Pair((np.float32, np.float64)[n], Picture(torch.zeros(1))),
+    "masked array": lambda n: np.ma.masked_array([1, 2], [n, 1]),
     "array of objects": lambda n: np.array([Picture(torch.zeros(1), n), None], dtype=object),
     "partial": lambda n: partial(max, n),
 }

@@ -12,6 +12,7 @@ import pytest
 from torch import nn
 from torch.optim import SGD
 
+from elasticflow.runtime.snapshot import captured
 from elasticflow.runtime.snapshot.captured import CaptureCheck
 from elasticflow.runtime.state.state import State
 
@@ -63,3 +64,31 @@ def test_one_rank_is_like_itself() -> None:
     check.start(state.capture())
     assert not check.is_pending
     check.finish(state.capture)
+
+
+class Files:
+    """An object of the job's own, with names of files as keys."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, int] = {}
+
+    def state_dict(self) -> dict[str, int]:
+        """Return how often each file was read."""
+        return dict(self.seen)
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Take them over."""
+        self.seen = state
+
+
+def test_keys_that_are_no_utf8_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder may hold files with such names."""
+    sent: list[str | None] = []
+    monkeypatch.setattr(captured, "DigestComparison", sent.append)
+    files, model = Files(), nn.Linear(1, 1)
+    state = State(model=model, optimizer=SGD(model.parameters()), include={"files": files})
+    check = CaptureCheck(SimpleNamespace(world_size=2, vote=SimpleNamespace(stop_wanted=None)))  # type: ignore[arg-type]
+    for name in (b"\xe4.txt", b"\xf6.txt"):
+        files.seen = {os.fsdecode(name): 1}
+        check.start(state.capture())
+    assert len(set(sent)) == 2

@@ -221,6 +221,14 @@ def test_constants_and_caches_are_no_state(keep: Callable[[], Any], move: Callab
     assert moving(keep, move) == []
 
 
+def test_a_generator_without_state_is_passed_over() -> None:
+    """`random.SystemRandom` draws from the operating system: it has nothing that a snapshot could hold."""
+    assert not unsaved.generator_state(random.SystemRandom())
+    model: Any = net()
+    model.secret = random.SystemRandom()
+    assert missing(State(model=model, optimizer=SGD(model.parameters(), lr=0.1))) == ([], [])
+
+
 def test_a_counter_that_a_schedule_closes_over_is_named() -> None:
     """LambdaLR saves no function, and a function can count."""
     calls = 0

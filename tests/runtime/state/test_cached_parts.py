@@ -243,3 +243,29 @@ def test_parameters_written_by_the_step_alone_are_known() -> None:
         *(f"optimizer/state/{number}/{moment}" for number in (0, 1) for moment in ("exp_avg", "exp_avg_sq")),
     }  # fmt: skip
     assert captured.frozen == {"model/first.weight", "model/first.bias"}
+
+
+class Scaled(nn.Module):
+    """A model with a parameter, and with buffers if wanted, that are single numbers."""
+
+    def __init__(self, *, has_buffer: bool) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        if has_buffer:
+            self.register_buffer("seen", torch.tensor(0.0))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the sum of scaled values."""
+        return (values * self.scale).sum()
+
+
+@pytest.mark.parametrize("has_buffer", [False, True])
+def test_single_numbers_of_replicas_are_compared(has_buffer: bool) -> None:
+    """A parameter without dimensions, and an optimizer's counters: only what lies beside a buffer may differ between ranks."""
+    model = Scaled(has_buffer=has_buffer)
+    optimizer = AdamW(model.parameters())
+    model(torch.ones(3)).backward()
+    optimizer.step()
+    captured = State(model=model, optimizer=optimizer).capture()
+    assert captured.tensors.keys() >= {"model/scalars/F32/cpu", "optimizer/scalars/F32/cpu"}
+    assert captured.local == ({"model/scalars/F32/cpu"} if has_buffer else set())

@@ -213,6 +213,24 @@ def test_optimizer_of_ones_own(tmp_path: Path) -> None:
     assert first["shared"] is second["shared"]
 
 
+class CountingInState(O.SGD):
+    """An optimizer that keeps a number of its own beside the states of its parameters."""
+
+    def step(self, closure: Any = None) -> Any:
+        """Take a step, smaller each time."""
+        state: dict[Any, Any] = self.state
+        state["steps"] = state.get("steps", 0) + 1
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data.mul_(1 - 0.01 / state["steps"])
+        return super().step(closure)
+
+
+def test_optimizer_with_a_number_beside_the_states_of_its_parameters(tmp_path: Path) -> None:
+    """Torch keeps it as it is, and so does a snapshot."""
+    check(lambda model: CountingInState(model.parameters(), lr=0.01, momentum=0.9), tmp_path)
+
+
 def chain_of_sequences(o: Optimizer) -> Any:
     """Return a schedule of schedules of schedules."""
     sequence = lr_scheduler.SequentialLR(
