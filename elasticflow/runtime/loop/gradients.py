@@ -84,9 +84,10 @@ class LoopStep:
         return self._step is not None and self._step.was_skipped
 
     @property
-    def overwrites(self) -> bool:
-        """True if the gradients of a batch take the place of others; DistributedDataParallel adds to them."""
-        return isinstance(self._step, ExactStep | ShardedStep)
+    def adds_up(self) -> bool:
+        """True if gradients of several batches add up until an optimizer uses them; a step that moves optimizers uses its own."""
+        # A step that shares the model is made at its first batch.
+        return not isinstance(self._step, ManualStep)
 
     def forward_backward(
         self, fn: Callable[[Batch], Any], part: OwnPart, virtual_shards: int | None = None

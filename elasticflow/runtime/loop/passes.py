@@ -168,15 +168,11 @@ class Pass:
         self._has_gradients = True
 
     @contextmanager
-    def adding_gradients(self, *, overwrites: bool) -> Iterator[None]:
+    def adding_gradients(self) -> Iterator[None]:
         """Within, `Run.gradients` makes gradients: they are added to those that no optimizer has used yet, as a backward does.
 
-        Args:
-            overwrites: The code within puts its gradients in the place of others.
+        The code within does not see the earlier ones: it overwrites gradients, or divides them by the number of its own items.
         """
-        if not overwrites:
-            yield
-            return
         left = [
             (p, p.grad.detach().clone())
             for p in self._parameters()

@@ -429,7 +429,7 @@ class Run:
             )
         self._meet(Call.GRADIENTS)
         self._pass.note_gradients()
-        adding = self._pass.adding_gradients(overwrites=self._step.overwrites)
+        adding = self._pass.adding_gradients() if self._step.adds_up else nullcontext()
         with adding, nullcontext() if self._lockstep is None else self._lockstep.off():
             loss = self._step.forward_backward(fn, batch.shards, self._source.virtual_shards)
         if self.worker.stopped is not None:  # raised in *fn*: this step changes nothing

@@ -25,7 +25,7 @@ def test_gradients_wait_for_the_optimizer_of_their_parameters() -> None:
     passes.watch(State(**parts_of({"model": model, **optimizers})))
 
     def add(**gradients: float) -> dict[str, float | None]:
-        with passes.adding_gradients(overwrites=True):
+        with passes.adding_gradients():
             for name, parameter in (("one", one), ("other", other)):
                 if name in gradients:
                     parameter.grad = torch.full((1, 1), gradients[name])
