@@ -123,6 +123,12 @@ class Pass:
         return self._was_pending and not self._has_moved
 
     @property
+    def is_between_steps(self) -> bool:
+        """True if the state is now that of whole steps, so that a snapshot may hold it, and a restart repeats the open pass, if any."""
+        has_changed = self.batch is not None and self._sum_of_versions() != self._buffer_versions
+        return not (self._has_moved or self._was_pending or has_changed)
+
+    @property
     def is_closed(self) -> bool:
         """True if no pass is under way, and no optimizer has moved since the last one, but for gradients that it had left."""
         moved_late = self._has_moved and self._has_settled and not self._was_pending

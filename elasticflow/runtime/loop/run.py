@@ -526,7 +526,8 @@ class Run:
         """Return the means of *loss* and *metrics* over *dataset*, each sample once at any number of ranks. Collective.
 
         The log records them at `position`, like an evaluation of a job file. The model runs in evaluation mode and without
-        gradients. If all ranks were asked to exit, this process ends as by `finish`.
+        gradients. If all ranks were asked to exit, this process ends as by `finish`; between the optimizer's step and `step`, and
+        while gradients wait for the optimizer, the evaluation is finished first.
 
         Args:
             dataset: Object with `__len__` and `__getitem__` that returns pairs of input and target; the same on every rank.
@@ -562,9 +563,14 @@ class Run:
             None if loss is None else lambda model, batch: loss(model(batch[0]), batch[1]),
             opened, self.schedule, metrics=metrics, step=step, batch_size=size, samples=samples, collate=collate,
         )  # fmt: skip
+        may_cut_short = worker.vote.may_cut_short
+        worker.vote.may_cut_short &= self._pass.is_between_steps  # at its end a snapshot is taken
         measured = several.run_sets(worker, {name: evaluation}, self.position, ranked=None, stop_when=None)
+        worker.vote.may_cut_short = may_cut_short
         self._ballot.is_end_due = True
         if measured is None:
+            if not self._stages.is_after_batches:
+                self._pass.require_closed(self.position.step)
             self._end(takes_snapshot=not self._stages.is_after_batches)
         return {key.removeprefix(f"{name}."): value for key, value in measured.items()}
 

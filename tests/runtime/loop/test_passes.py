@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -14,6 +14,11 @@ from elasticflow.errors import StateError
 from elasticflow.runtime.loop.kept import parts_of
 from elasticflow.runtime.loop.passes import Pass
 from elasticflow.runtime.state.state import State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from subprocess import CompletedProcess
 
 
 def test_gradients_wait_for_the_optimizer_of_their_parameters() -> None:
@@ -52,3 +57,63 @@ def test_a_batch_has_its_gradients_once() -> None:
     batch: Any = SimpleNamespace(end=SimpleNamespace(step=2))
     passes.open(batch)
     passes.note_gradients()
+
+
+SCRIPT = """
+import json, os
+import elasticflow, torch
+from torch.utils.data import TensorDataset
+
+def measured():
+    run.worker.vote.leave_wanted = True  # as by SIGTERM
+    told.append(run.evaluate(dataset, loss=lambda outputs, targets: outputs.mean()))
+    run.worker.vote.leave_wanted = False
+
+told = []
+run = elasticflow.join(name="own", folder="run", threads=1)
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+run.keep(model=model, optimizer=optimizer)
+dataset = TensorDataset(torch.ones(6, 2), torch.ones(6))
+for epoch in run.epochs(1):
+    for batch in run.batches(dataset, size=2):
+        model(batch.inputs).mean().backward()
+        if batch.number == 1:
+            optimizer.step()
+            measured()
+            optimizer.zero_grad()
+        run.step(loss=0.0)
+    measured()
+print(len(told))
+os._exit(0)
+"""
+
+
+def test_a_request_to_exit_waits_for_an_evaluation_within_a_step(
+    plain_python: Callable[..., CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """One behind the optimizer's move and before `run.step`, one while an epoch's last gradients wait: no snapshot could hold either."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    assert plain_python("script.py").stdout.split()[-1] == "2"
+
+
+def test_a_state_of_whole_steps() -> None:
+    """Not once the optimizer or a buffer has moved in a pass, nor after a pass that left gradients for the next."""
+    model = nn.BatchNorm1d(1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    passes = Pass()
+    passes.watch(State(**parts_of({"model": model, "optimizer": optimizer})))
+    batch: Any = SimpleNamespace(end=SimpleNamespace(step=1))
+    passes.open(batch)
+    assert passes.is_between_steps
+    model(torch.ones(2, 1)).sum().backward()
+    assert not passes.is_between_steps
+    passes.close()
+    passes.settle(is_pending=passes.is_pending())
+    assert not passes.is_between_steps
+    passes.open(batch)
+    optimizer.step()
+    assert not passes.is_between_steps
+    passes.close()
+    passes.settle(is_pending=passes.is_pending())
+    assert passes.is_between_steps
