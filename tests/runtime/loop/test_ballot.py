@@ -1,0 +1,35 @@
+"""Losses and scalars of steps that the ranks have not met over yet."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from elasticflow.runtime.loop.ballot import Ballot
+
+
+def test_numbers_are_those_of_the_call_though_the_script_counts_on_in_place(me: Any) -> None:
+    """Tensors and arrays that a script adds to; a loss and scalars that are NaN count nothing on a rank without samples."""
+    ballot = Ballot(me)
+    hits, seen, loss = torch.zeros(()), np.zeros(()), torch.zeros(1, requires_grad=True)
+    told = []
+    for number in (1.0, 2.0, 3.0):
+        hits += 1
+        seen += 1
+        ballot.note({"hits": hits, "seen": seen})
+        mean, scalars = ballot.add(loss, 4)
+        told.append((mean, scalars, number))
+        with torch.no_grad():
+            loss += 1
+    ballot.note({"hits": math.nan})
+    mean, scalars = ballot.add(torch.tensor(math.nan), 0)
+    ballot.meet()
+
+    assert [(float(mean), scalars) for mean, scalars, _ in told] == [
+        (number - 1, {"hits": number, "seen": number}) for *_, number in told
+    ]
+    assert math.isnan(float(mean))
+    assert scalars == {}
