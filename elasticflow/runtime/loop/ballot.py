@@ -25,7 +25,7 @@ from elasticflow.runtime.measuring.scalars import LOSS_KEYS, require_name, requi
 from elasticflow.runtime.process.host_copies import read_together
 from elasticflow.runtime.process.sharded_tensors import require_whole_scalars
 from elasticflow.runtime.process.step_log import LateNumber
-from elasticflow.runtime.process.stopping import Stopped
+from elasticflow.runtime.process.stopping import Stopped, reason_of
 from elasticflow.runtime.training.step_row import NO_REQUESTS, StepRow
 
 if TYPE_CHECKING:
@@ -140,9 +140,9 @@ class Ballot:
         self._is_owed |= vote.leave or vote.snapshot or vote.memory
         vote.leave = vote.snapshot = vote.memory = False
 
-    def request_end(self, reason: str) -> None:
+    def request_end(self, reason: object) -> None:
         """Ask for training to end on all ranks."""
-        self._why_end = reason or "no reason given"
+        self._why_end = reason_of(reason)
         self._worker.vote.end_wanted = True
 
     def agree_on_end(self) -> None:

@@ -1,4 +1,4 @@
-"""Losses and scalars of steps that the ranks have not met over yet."""
+"""Losses, scalars and requests of steps that the ranks have not met over yet."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import math
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from elasticflow.runtime.loop.ballot import Ballot
+from elasticflow.runtime.process.stopping import Stopped
 
 
 def test_numbers_are_those_of_the_call_though_the_script_counts_on_in_place(me: Any) -> None:
@@ -33,3 +35,21 @@ def test_numbers_are_those_of_the_call_though_the_script_counts_on_in_place(me: 
     ]
     assert math.isnan(float(mean))
     assert scalars == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (ValueError("no gain"), "no gain"),
+        ("a\udcff", "a\\udcff"),
+        (" ", "no reason given"),
+        ("x" * 5000, "x" * 1000),
+    ],
+)
+def test_a_reason_to_stop_is_a_text_that_ranks_can_exchange(me: Any, given: Any, told: str) -> None:
+    """Whatever a script gives `run.stop`: an exception, a path that is no UTF-8, nothing, pages of it."""
+    me.gather_text = lambda text: [text.encode().decode()]
+    ballot = Ballot(me)
+    ballot.request_end(given)
+    ballot.agree_on_end()
+    assert me.stopped == Stopped(told, 0)
