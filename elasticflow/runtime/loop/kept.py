@@ -205,8 +205,8 @@ def parts_of(objects: Mapping[str, Any]) -> dict[str, Any]:
     schedules = _taken(left, LRScheduler)
     scalers: dict[str, Any] = {name: left.pop(name) for name in list(left) if is_scaler(left[name])}
     # One that is switched off has no state, and none of the attributes of one that is on.
-    switched_on = [scaler for scaler in scalers.values() if scaler.is_enabled()]
-    (average, *_), (scaler, *_) = [*averages.values(), None], [*switched_on, None]
+    scalers = {name: scaler for name, scaler in scalers.items() if scaler.is_enabled()}
+    (average, *_), (scaler, *_) = [*averages.values(), None], [*scalers.values(), None]
     return {
         "model": model,
         "optimizer": _only(optimizers),
@@ -218,6 +218,7 @@ def parts_of(objects: Mapping[str, Any]) -> dict[str, Any]:
             **_plain_wrapped(left),
             **(schedules if len(schedules) > 1 else {}),
             **dict(list(averages.items())[1:]),
+            **dict(list(scalers.items())[1:]),
         },
     }
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.errors import StateError
+from elasticflow.runtime.loop.kept import is_scaler
 from elasticflow.runtime.loop.movers import Movers
 from elasticflow.runtime.process.torch_private import has_gathered_gradients, version_of
 from elasticflow.runtime.training.several_optimizers import parameters_of
@@ -45,14 +46,15 @@ class Pass:
         self._buffers: list[Tensor] = []
         self._parameters: Callable[[], Iterable[Tensor]] = tuple
         self._sharded_modules: Sequence[Any] = ()
-        self._scaler: Any = None
+        self._scalers: Sequence[Any] = ()
         self._movers: Movers | None = None
         self._buffer_versions = self._scale_version = 0
 
-    def watch(self, state: State, scaler: Any = None) -> None:
+    def watch(self, state: State) -> None:
         """Notice from now on when an optimizer moves, and when buffers of the model change."""
         owners = list(state.optimizers.values())
-        self._buffers, self._scaler = list(state.model.buffers()), scaler
+        self._buffers = list(state.model.buffers())
+        self._scalers = [each for each in state.objects.values() if is_scaler(each)]
         self._parameters = lambda: parameters_of(owners)
         self._sharded_modules = state.sharded_modules
         for optimizer in owners:
@@ -200,8 +202,8 @@ class Pass:
         return sum(map(version_of, self._buffers))
 
     def _version_of_scale(self) -> int:
-        scale = getattr(self._scaler, "_scale", None)
-        return 0 if scale is None else version_of(scale)
+        scales = (getattr(scaler, "_scale", None) for scaler in self._scalers)
+        return sum(version_of(scale) for scale in scales if scale is not None)
 
 
 def _moved_late(step: int) -> StateError:

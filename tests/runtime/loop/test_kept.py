@@ -77,6 +77,16 @@ def test_several_optimizers_and_their_schedules() -> None:
     }  # fmt: skip
 
 
+def test_several_scalers_are_all_kept() -> None:
+    """One for each optimizer of a GAN; a scaler that is switched off has no state."""
+    first = nn.Linear(2, 2)
+    scalers = {name: torch.amp.GradScaler("cpu", enabled=name != "off") for name in ("off", "g", "d")}
+    state = _state_of({"model": first, "optimizer": SGD(first.parameters()), **scalers})
+
+    assert set(state.objects) == {"model", "optimizer", "scaler", "include.d"}
+    assert state.objects["include.d"] is scalers["d"]
+
+
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")  # torch.compile imports it
 def test_wrapped_models_are_kept_bare() -> None:
     """A snapshot has the same keys with DistributedDataParallel, torch.compile and without."""
