@@ -526,8 +526,8 @@ class Run:
         """Return the means of *loss* and *metrics* over *dataset*, each sample once at any number of ranks. Collective.
 
         The log records them at `position`, like an evaluation of a job file. The model runs in evaluation mode and without
-        gradients. If all ranks were asked to exit, this process ends as by `finish`; between the optimizer's step and `step`, and
-        while gradients wait for the optimizer, the evaluation is finished first.
+        gradients. If all ranks were asked to exit, this process ends as by `finish`; between the optimizer's step and `step`,
+        while gradients wait for the optimizer, and in an epoch that a restart begins again, the evaluation is finished first.
 
         Args:
             dataset: Object with `__len__` and `__getitem__` that returns pairs of input and target; the same on every rank.
@@ -564,7 +564,8 @@ class Run:
             opened, self.schedule, metrics=metrics, step=step, batch_size=size, samples=samples, collate=collate,
         )  # fmt: skip
         may_cut_short = worker.vote.may_cut_short
-        worker.vote.may_cut_short &= self._pass.is_between_steps  # at its end a snapshot is taken
+        # Where it is cut short, a snapshot is taken.
+        worker.vote.may_cut_short &= self._pass.is_between_steps and not self._begins_epoch_again(state)
         measured = several.run_sets(worker, {name: evaluation}, self.position, ranked=None, stop_when=None)
         worker.vote.may_cut_short = may_cut_short
         self._ballot.is_end_due = True
@@ -762,7 +763,8 @@ class Run:
     def _snapshot_and_leave(self, snapshots: Snapshots, state: State) -> None:
         worker, epochs = self.worker, self._stages.epochs
         is_own = self.schedule.steps is None
-        waits = epochs is not None and (not kept.has_loader(state) if is_own else self.position.is_epoch_end)
+        is_epoch_end = epochs is not None and not is_own and self.position.is_epoch_end
+        waits = is_epoch_end or self._begins_epoch_again(state)
         is_late = not waits and self._is_late(is_own=is_own)
         is_wanted = snapshots.after_step(self.position, takes=not (waits or is_late))
         if waits and not is_own:
@@ -778,6 +780,11 @@ class Run:
             snapshots.finish(self.position)
         if is_own and epochs is not None and not self.is_finished:
             self._end(takes_snapshot=False)
+
+    def _begins_epoch_again(self, state: State) -> bool:
+        """Return True if a restart begins the epoch again: the script reads its data itself, by a loader without a state."""
+        is_own = self.schedule.steps is None and self._stages.epochs is not None
+        return is_own and not kept.has_loader(state)
 
     def _is_late(self, *, is_own: bool) -> bool:
         """Return True if the code behind `step` belongs to the step, since this object notices the end of the pass."""
