@@ -13,6 +13,7 @@ from elasticflow.runtime.training.ddp import DDPStep
 from elasticflow.runtime.training.exact import ExactStep
 from elasticflow.runtime.training.exact_norm import use_exact_norm
 from elasticflow.runtime.training.manual_step import ManualStep
+from elasticflow.runtime.training.precision import AUTOCAST
 from elasticflow.runtime.training.several_optimizers import parameters_of
 from elasticflow.runtime.training.shard_model import require_elementwise
 from elasticflow.runtime.training.sharded_step import ShardedStep
@@ -51,6 +52,23 @@ class Gradients:
     moves_optimizers: bool = False
     clip_grad_norm: float | None = None
     logs_grad_norm: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse what a step would ignore."""
+        for name, words in (("precision", ("fp32", *AUTOCAST)), ("on_nonfinite", ("stop", "skip"))):
+            if (value := getattr(self, name)) not in words:
+                raise StateError(
+                    f"elasticflow.Gradients({name}={value!r}): must be one of {', '.join(words)}"
+                )
+        shards = self.virtual_shards
+        if shards is not None and (type(shards) is not int or shards < 1):
+            raise StateError(f"virtual_shards={shards!r}: must be a whole number from 1")
+        if shards is not None and self.moves_optimizers:
+            raise StateError(
+                "elasticflow.Gradients(moves_optimizers=True) was given virtual shards, and the bits of a step that moves its "
+                "optimizers depend on the number of workers",
+                "leave virtual_shards out",
+            )
 
 
 class LoopStep:
