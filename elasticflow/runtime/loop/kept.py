@@ -292,7 +292,11 @@ def inside(value: Any) -> Any:
 
 
 def _taken(objects: dict[str, Any], kind: type) -> dict[str, Any]:
-    """Take those of a class out of *objects*; also those in a list or mapping of nothing else."""
+    """Take those of a class out of *objects*; also those in a list or mapping of nothing else.
+
+    Raises:
+        StateError: an item of a list or mapping would have the name of another object.
+    """
     taken: dict[str, Any] = {}
     for name, value in list(objects.items()):
         inner: Iterable[Any] = ()
@@ -304,8 +308,14 @@ def _taken(objects: dict[str, Any], kind: type) -> dict[str, Any]:
         if isinstance(value, kind):
             taken[name] = objects.pop(name)
         elif members and all(isinstance(member, kind) for member in members):
-            names = map(str, value if isinstance(value, Mapping) else range(len(members)))
-            taken |= {f"{name}_{key}": member for key, member in zip(names, members, strict=True)}
+            keys = map(str, value if isinstance(value, Mapping) else range(len(members)))
+            named = {f"{name}_{key}": member for key, member in zip(keys, members, strict=True)}
+            for twice in named.keys() & {*objects, *taken}:
+                raise StateError(
+                    f"run.keep was given two objects for one name in snapshots: {twice}, and an item of {name}",
+                    "give one of them another name",
+                )
+            taken |= named
             del objects[name]
     return taken
 
