@@ -25,7 +25,7 @@ from elasticflow.runtime.measuring.scalars import LOSS_KEYS, require_name, requi
 from elasticflow.runtime.process.host_copies import read_together
 from elasticflow.runtime.process.sharded_tensors import require_whole_scalars
 from elasticflow.runtime.process.step_log import LateNumber
-from elasticflow.runtime.process.stopping import Stopped
+from elasticflow.runtime.process.stopping import Stopped, reason_of
 from elasticflow.runtime.training.step_row import NO_REQUESTS, StepRow
 
 if TYPE_CHECKING:
@@ -66,9 +66,9 @@ class _Step(NamedTuple):
 
     mean: LateNumber
     means: dict[str, float]
-    loss: Any
+    loss: float | torch.Tensor | None
     samples: int
-    scalars: Mapping[str, Any]
+    scalars: Mapping[str, float | torch.Tensor]
 
 
 class Ballot:
@@ -82,7 +82,7 @@ class Ballot:
         self._worker = worker
         # In the order of their places; snapshots hold them, so that a restart sends the same numbers at once.
         self._names = worker.scalar_names
-        self._scalars: dict[str, Any] = {}
+        self._scalars: dict[str, float | torch.Tensor] = {}
         self._waiting: list[_Step] = []
         self._share, self._since = 1, time.monotonic()
         self._has_met = True  # since the last step that was added
@@ -111,7 +111,7 @@ class Ballot:
                     f"give it a number or a tensor without dimensions: run.log({name}=value.mean())",
                 )
             require_name(name)
-        self._scalars |= found
+        self._scalars |= {name: _as_now(value) for name, value in found.items()}
         require_room(len({*self._names, *self._scalars}))
 
     def add(self, loss: Any, samples: int) -> tuple[LateNumber, Mapping[str, float]]:
@@ -123,7 +123,7 @@ class Ballot:
         if self._has_met:
             self._worker.vote.resolve(NO_REQUESTS)
             self._has_met = False
-        step = _Step(LateNumber(), {}, loss, samples, self._scalars)
+        step = _Step(LateNumber(), {}, None if loss is None else _as_now(loss), samples, self._scalars)
         self._scalars = {}
         self._waiting.append(step)
         return step.mean, step.means
@@ -140,9 +140,9 @@ class Ballot:
         self._is_owed |= vote.leave or vote.snapshot or vote.memory
         vote.leave = vote.snapshot = vote.memory = False
 
-    def request_end(self, reason: str) -> None:
+    def request_end(self, reason: object) -> None:
         """Ask for training to end on all ranks."""
-        self._why_end = reason or "no reason given"
+        self._why_end = reason_of(reason)
         self._worker.vote.end_wanted = True
 
     def agree_on_end(self) -> None:
@@ -211,7 +211,7 @@ class Ballot:
         numbers: list[float] = []
         for step in self._waiting:
             weight = 0 if step.loss is None else step.samples
-            loss = float(step.loss.detach() if hasattr(step.loss, "detach") else step.loss) if weight else 0.0
+            loss = float(step.loss) if step.loss is not None and weight else 0.0
             # Behind the row: all samples; for how many steps the next meeting is, as rank 0 says.
             extra = step.samples, share, is_pending
             row = StepRow(loss * weight, weight, requests, self._scalars_of(step), extra)
@@ -228,7 +228,7 @@ class Ballot:
         for name in self._names:
             value = step.scalars.get(name)
             weight = 0 if value is None else step.samples
-            scalars += [float(value) * weight if weight else 0.0, weight]  # type: ignore[arg-type]
+            scalars += [float(value) * weight if value is not None and weight else 0.0, weight]
         return scalars
 
     def _settle(self, step: _Step, row: StepRow) -> int:
@@ -244,6 +244,14 @@ class Ballot:
         theirs = [json.loads(text) for text in self._worker.gather_text(json.dumps(mine))]
         self._names += sorted({name for names in theirs for name in names})
         require_room(len(self._names))
+
+
+def _as_now(value: Any) -> float | torch.Tensor:
+    """Return *value* as it is now, since the script may change it in place before the ranks meet; the host waits for no device."""
+    given = value.detach() if isinstance(value, torch.Tensor) else value
+    if isinstance(given, torch.Tensor) and given.device.type != "cpu":
+        return given.clone()
+    return float(given)
 
 
 def _form_of(value: Any) -> str:

@@ -12,7 +12,7 @@ from elasticflow.errors import StateError
 from elasticflow.runtime.process.position import even_split
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from elasticflow.runtime.data import index_loader
     from elasticflow.runtime.process.position import Position
@@ -79,7 +79,7 @@ class Batch:
         with fewer samples than pieces gets a sample again, with the share 0.
 
         Raises:
-            StateError: *most* is not a whole number from 1.
+            StateError: *most* is not a whole number from 1, or the tensors of the batch have no rows to cut, or unequal numbers of rows.
         """
         if type(most) is not int or most < 1:
             raise StateError(f"batch.parts({most!r}): a part has a whole number of samples, from 1")
@@ -108,23 +108,44 @@ class Batch:
 
 
 def _rows(data: Any) -> int:
-    for tensor in _tensors(data):
-        return len(tensor)
-    raise StateError(
-        "batch.parts cuts tensors, and there is none in this batch", "cut batch.data in the script"
-    )
+    found = list(_with_rows(data))
+    if not any(isinstance(each, Tensor) for each in found):
+        raise StateError(
+            "batch.parts cuts tensors, and there is none in this batch", "cut batch.data in the script"
+        )
+    numbers = {len(each) for each in found}
+    if len(numbers) > 1:
+        raise StateError(
+            f"batch.parts cuts all of a batch between the same rows, and this batch has tensors or texts of {_listed(numbers)} rows",
+            "let the dataset or collate return a row for each sample, and what is no row per sample as a number or in an object of "
+            "its own; or cut batch.data in the script",
+        )
+    return next(iter(numbers))
 
 
-def _tensors(data: Any) -> Iterator[Tensor]:
+def _listed(numbers: Iterable[int]) -> str:
+    *others, last = map(str, sorted(numbers))
+    return f"{', '.join(others)} and {last}"
+
+
+def _with_rows(data: Any) -> Iterator[Tensor | Sequence[Any]]:
+    """Yield what `_cut` cuts in *data*."""
     if isinstance(data, Tensor):
         if data.dim() > 0:
             yield data
     elif isinstance(data, Mapping):
         for item in data.values():
-            yield from _tensors(item)
+            yield from _with_rows(item)
+    elif _are_texts(data):
+        yield data
     elif isinstance(data, list | tuple):
         for item in data:
-            yield from _tensors(item)
+            yield from _with_rows(item)
+
+
+def _are_texts(data: Any) -> bool:
+    is_list = isinstance(data, list | tuple) and not hasattr(data, "_fields")
+    return is_list and bool(data) and all(isinstance(item, str | bytes) for item in data)
 
 
 def _cut(data: Any, low: int, high: int) -> Any:
@@ -133,10 +154,10 @@ def _cut(data: Any, low: int, high: int) -> Any:
         return data[low:high] if data.dim() > 0 else data
     if isinstance(data, Mapping):
         return type(data)({key: _cut(item, low, high) for key, item in data.items()})  # type: ignore[call-arg]
+    if _are_texts(data):
+        return data[low:high]
     if isinstance(data, tuple) and hasattr(data, "_fields"):
         return type(data)(*(_cut(item, low, high) for item in data))
     if isinstance(data, list | tuple):
-        if data and all(isinstance(item, str | bytes) for item in data):
-            return data[low:high]
         return type(data)(_cut(item, low, high) for item in data)
     return data

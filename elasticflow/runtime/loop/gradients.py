@@ -13,6 +13,7 @@ from elasticflow.runtime.training.ddp import DDPStep
 from elasticflow.runtime.training.exact import ExactStep
 from elasticflow.runtime.training.exact_norm import use_exact_norm
 from elasticflow.runtime.training.manual_step import ManualStep
+from elasticflow.runtime.training.precision import AUTOCAST
 from elasticflow.runtime.training.several_optimizers import parameters_of
 from elasticflow.runtime.training.shard_model import require_elementwise
 from elasticflow.runtime.training.sharded_step import ShardedStep
@@ -52,6 +53,23 @@ class Gradients:
     clip_grad_norm: float | None = None
     logs_grad_norm: bool = True
 
+    def __post_init__(self) -> None:
+        """Refuse what a step would ignore."""
+        for name, words in (("precision", ("fp32", *AUTOCAST)), ("on_nonfinite", ("stop", "skip"))):
+            if (value := getattr(self, name)) not in words:
+                raise StateError(
+                    f"elasticflow.Gradients({name}={value!r}): must be one of {', '.join(words)}"
+                )
+        shards = self.virtual_shards
+        if shards is not None and (type(shards) is not int or shards < 1):
+            raise StateError(f"virtual_shards={shards!r}: must be a whole number from 1")
+        if shards is not None and self.moves_optimizers:
+            raise StateError(
+                "elasticflow.Gradients(moves_optimizers=True) was given virtual shards, and the bits of a step that moves its "
+                "optimizers depend on the number of workers",
+                "leave virtual_shards out",
+            )
+
 
 class LoopStep:
     """Computes the gradients of a loop's steps for `Run.gradients`; a loop that exchanges gradients itself has a `LoopStep`, too.
@@ -84,9 +102,10 @@ class LoopStep:
         return self._step is not None and self._step.was_skipped
 
     @property
-    def overwrites(self) -> bool:
-        """True if the gradients of a batch take the place of others; DistributedDataParallel adds to them."""
-        return isinstance(self._step, ExactStep | ShardedStep)
+    def adds_up(self) -> bool:
+        """True if gradients of several batches add up until an optimizer uses them; a step that moves optimizers uses its own."""
+        # A step that shares the model is made at its first batch.
+        return not isinstance(self._step, ManualStep)
 
     def forward_backward(
         self, fn: Callable[[Batch], Any], part: OwnPart, virtual_shards: int | None = None

@@ -86,15 +86,17 @@ def join(
         log_every: Number of steps from one log line to the next.
         threads: CPU threads of this process. None: an equal share of the machine's cores, or one thread with virtual shards.
         log_level: Lowest level that is logged.
-        gradients: Options of `Run.gradients`. None: *virtual_shards* alone decides.
+        gradients: Options of `Run.gradients`; *virtual_shards* is one of them. None: *virtual_shards* alone decides.
 
     Raises:
-        StateError: `join` was called before in this process; or *shard* is given without *virtual_shards* and *gradients*, or
-            does not divide the number of workers.
+        StateError: `join` was called before in this process; or an argument cannot have its value; or *shard* is given without
+            *virtual_shards* and *gradients*, or does not divide the number of workers.
         StorageError: the folder of the snapshots cannot be written.
     """
-    if gradients is None and virtual_shards is not None:
-        gradients = Gradients(virtual_shards=virtual_shards)
+    if virtual_shards is not None:
+        gradients = _with_shards(gradients or Gradients(), virtual_shards)
+    if LoopSettings.told(os.environ) is None:
+        _require_numbers(seed=seed, keep=keep, log_every=log_every, threads=threads)
     job = name or Path(sys.argv[0]).stem.lstrip("-") or "script"
     own = LoopSettings.of_arguments(job, seed, snapshots, every, keep, ignore, log_every, threads, log_level)
     run = _joined(own, folder, gradients, shard=shard)
@@ -102,6 +104,26 @@ def join(
     process = os.getpid()
     atexit.register(lambda: run.end_if_forgotten() if os.getpid() == process else None)
     return run
+
+
+def _with_shards(gradients: Gradients, virtual_shards: int) -> Gradients:
+    if gradients.virtual_shards not in (None, virtual_shards):
+        raise StateError(
+            f"elasticflow.join was given virtual_shards={virtual_shards}, and gradients with {gradients.virtual_shards}",
+            "give one of the two",
+        )
+    return replace(gradients, virtual_shards=virtual_shards)
+
+
+def _require_numbers(**given: int | None) -> None:
+    for name, value in given.items():
+        least = 0 if name == "seed" else 1
+        is_left_out = value is None and name == "threads"
+        if not is_left_out and not (type(value) is int and least <= value < 2**63):
+            raise StateError(
+                f"elasticflow.join({name}={value!r}): must be a whole number from {least}",
+                f"give it another {name}",
+            )
 
 
 def join_job(

@@ -205,8 +205,8 @@ def parts_of(objects: Mapping[str, Any]) -> dict[str, Any]:
     schedules = _taken(left, LRScheduler)
     scalers: dict[str, Any] = {name: left.pop(name) for name in list(left) if is_scaler(left[name])}
     # One that is switched off has no state, and none of the attributes of one that is on.
-    switched_on = [scaler for scaler in scalers.values() if scaler.is_enabled()]
-    (average, *_), (scaler, *_) = [*averages.values(), None], [*switched_on, None]
+    scalers = {name: scaler for name, scaler in scalers.items() if scaler.is_enabled()}
+    (average, *_), (scaler, *_) = [*averages.values(), None], [*scalers.values(), None]
     return {
         "model": model,
         "optimizer": _only(optimizers),
@@ -218,6 +218,7 @@ def parts_of(objects: Mapping[str, Any]) -> dict[str, Any]:
             **_plain_wrapped(left),
             **(schedules if len(schedules) > 1 else {}),
             **dict(list(averages.items())[1:]),
+            **dict(list(scalers.items())[1:]),
         },
     }
 
@@ -291,7 +292,11 @@ def inside(value: Any) -> Any:
 
 
 def _taken(objects: dict[str, Any], kind: type) -> dict[str, Any]:
-    """Take those of a class out of *objects*; also those in a list or mapping of nothing else."""
+    """Take those of a class out of *objects*; also those in a list or mapping of nothing else.
+
+    Raises:
+        StateError: an item of a list or mapping would have the name of another object.
+    """
     taken: dict[str, Any] = {}
     for name, value in list(objects.items()):
         inner: Iterable[Any] = ()
@@ -303,8 +308,14 @@ def _taken(objects: dict[str, Any], kind: type) -> dict[str, Any]:
         if isinstance(value, kind):
             taken[name] = objects.pop(name)
         elif members and all(isinstance(member, kind) for member in members):
-            names = map(str, value if isinstance(value, Mapping) else range(len(members)))
-            taken |= {f"{name}_{key}": member for key, member in zip(names, members, strict=True)}
+            keys = map(str, value if isinstance(value, Mapping) else range(len(members)))
+            named = {f"{name}_{key}": member for key, member in zip(keys, members, strict=True)}
+            for twice in named.keys() & {*objects, *taken}:
+                raise StateError(
+                    f"run.keep was given two objects for one name in snapshots: {twice}, and an item of {name}",
+                    "give one of them another name",
+                )
+            taken |= named
             del objects[name]
     return taken
 

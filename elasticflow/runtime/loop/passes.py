@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.errors import StateError
+from elasticflow.runtime.loop.kept import is_scaler
 from elasticflow.runtime.loop.movers import Movers
 from elasticflow.runtime.process.torch_private import has_gathered_gradients, version_of
 from elasticflow.runtime.training.several_optimizers import parameters_of
@@ -45,14 +46,15 @@ class Pass:
         self._buffers: list[Tensor] = []
         self._parameters: Callable[[], Iterable[Tensor]] = tuple
         self._sharded_modules: Sequence[Any] = ()
-        self._scaler: Any = None
+        self._scalers: Sequence[Any] = ()
         self._movers: Movers | None = None
         self._buffer_versions = self._scale_version = 0
 
-    def watch(self, state: State, scaler: Any = None) -> None:
+    def watch(self, state: State) -> None:
         """Notice from now on when an optimizer moves, and when buffers of the model change."""
         owners = list(state.optimizers.values())
-        self._buffers, self._scaler = list(state.model.buffers()), scaler
+        self._buffers = list(state.model.buffers())
+        self._scalers = [each for each in state.objects.values() if is_scaler(each)]
         self._parameters = lambda: parameters_of(owners)
         self._sharded_modules = state.sharded_modules
         for optimizer in owners:
@@ -123,6 +125,12 @@ class Pass:
         return self._was_pending and not self._has_moved
 
     @property
+    def is_between_steps(self) -> bool:
+        """True if the state is now that of whole steps, so that a snapshot may hold it, and a restart repeats the open pass, if any."""
+        has_changed = self.batch is not None and self._sum_of_versions() != self._buffer_versions
+        return not (self._has_moved or self._was_pending or has_changed)
+
+    @property
     def is_closed(self) -> bool:
         """True if no pass is under way, and no optimizer has moved since the last one, but for gradients that it had left."""
         moved_late = self._has_moved and self._has_settled and not self._was_pending
@@ -168,15 +176,11 @@ class Pass:
         self._has_gradients = True
 
     @contextmanager
-    def adding_gradients(self, *, overwrites: bool) -> Iterator[None]:
+    def adding_gradients(self) -> Iterator[None]:
         """Within, `Run.gradients` makes gradients: they are added to those that no optimizer has used yet, as a backward does.
 
-        Args:
-            overwrites: The code within puts its gradients in the place of others.
+        The code within does not see the earlier ones: it overwrites gradients, or divides them by the number of its own items.
         """
-        if not overwrites:
-            yield
-            return
         left = [
             (p, p.grad.detach().clone())
             for p in self._parameters()
@@ -198,8 +202,8 @@ class Pass:
         return sum(map(version_of, self._buffers))
 
     def _version_of_scale(self) -> int:
-        scale = getattr(self._scaler, "_scale", None)
-        return 0 if scale is None else version_of(scale)
+        scales = (getattr(scaler, "_scale", None) for scaler in self._scalers)
+        return sum(version_of(scale) for scale in scales if scale is not None)
 
 
 def _moved_late(step: int) -> StateError:

@@ -214,7 +214,7 @@ class Run:
             )
         if self._script is not None:
             self._own_data.note_seeds()
-            self._pass.watch(state, parts["scaler"])
+            self._pass.watch(state)
             # The script's own variables, to name those that were forgotten.
             self._script.watch(state, self._snapshots, objects, caller=sys._getframe(1))  # noqa: SLF001
             self._script.resume(self._snapshots, self.schedule)
@@ -429,7 +429,7 @@ class Run:
             )
         self._meet(Call.GRADIENTS)
         self._pass.note_gradients()
-        adding = self._pass.adding_gradients(overwrites=self._step.overwrites)
+        adding = self._pass.adding_gradients() if self._step.adds_up else nullcontext()
         with adding, nullcontext() if self._lockstep is None else self._lockstep.off():
             loss = self._step.forward_backward(fn, batch.shards, self._source.virtual_shards)
         if self.worker.stopped is not None:  # raised in *fn*: this step changes nothing
@@ -526,7 +526,8 @@ class Run:
         """Return the means of *loss* and *metrics* over *dataset*, each sample once at any number of ranks. Collective.
 
         The log records them at `position`, like an evaluation of a job file. The model runs in evaluation mode and without
-        gradients. If all ranks were asked to exit, this process ends as by `finish`.
+        gradients. If all ranks were asked to exit, this process ends as by `finish`; between the optimizer's step and `step`,
+        while gradients wait for the optimizer, and in an epoch that a restart begins again, the evaluation is finished first.
 
         Args:
             dataset: Object with `__len__` and `__getitem__` that returns pairs of input and target; the same on every rank.
@@ -562,9 +563,15 @@ class Run:
             None if loss is None else lambda model, batch: loss(model(batch[0]), batch[1]),
             opened, self.schedule, metrics=metrics, step=step, batch_size=size, samples=samples, collate=collate,
         )  # fmt: skip
+        may_cut_short = worker.vote.may_cut_short
+        # Where it is cut short, a snapshot is taken.
+        worker.vote.may_cut_short &= self._pass.is_between_steps and not self._begins_epoch_again(state)
         measured = several.run_sets(worker, {name: evaluation}, self.position, ranked=None, stop_when=None)
+        worker.vote.may_cut_short = may_cut_short
         self._ballot.is_end_due = True
         if measured is None:
+            if not self._stages.is_after_batches:
+                self._pass.require_closed(self.position.step)
             self._end(takes_snapshot=not self._stages.is_after_batches)
         return {key.removeprefix(f"{name}."): value for key, value in measured.items()}
 
@@ -756,7 +763,8 @@ class Run:
     def _snapshot_and_leave(self, snapshots: Snapshots, state: State) -> None:
         worker, epochs = self.worker, self._stages.epochs
         is_own = self.schedule.steps is None
-        waits = epochs is not None and (not kept.has_loader(state) if is_own else self.position.is_epoch_end)
+        is_epoch_end = epochs is not None and not is_own and self.position.is_epoch_end
+        waits = is_epoch_end or self._begins_epoch_again(state)
         is_late = not waits and self._is_late(is_own=is_own)
         is_wanted = snapshots.after_step(self.position, takes=not (waits or is_late))
         if waits and not is_own:
@@ -772,6 +780,11 @@ class Run:
             snapshots.finish(self.position)
         if is_own and epochs is not None and not self.is_finished:
             self._end(takes_snapshot=False)
+
+    def _begins_epoch_again(self, state: State) -> bool:
+        """Return True if a restart begins the epoch again: the script reads its data itself, by a loader without a state."""
+        is_own = self.schedule.steps is None and self._stages.epochs is not None
+        return is_own and not kept.has_loader(state)
 
     def _is_late(self, *, is_own: bool) -> bool:
         """Return True if the code behind `step` belongs to the step, since this object notices the end of the pass."""

@@ -79,7 +79,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 def _is_of_snapshots(error: OSError) -> bool:
     """True if *error* comes from the snapshots' storage, which may work next time, and not from the job's own files."""
     names = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
-    return any(name.startswith(("elasticflow.storage.storage", "elasticflow.storage")) for name in names)
+    return any(name.startswith("elasticflow.storage") for name in names)
 
 
 def describe(error: BaseException) -> str:

@@ -72,8 +72,13 @@ def request_stop(vote: Vote, stop: StopTraining) -> None:
     """Have this rank request the end of training; the reason of the first request counts."""
     if vote.stop_wanted is None:
         # An exception from a loader process has that process's traceback as its text.
-        reason = str(stop).rpartition("StopTraining: ")[2].strip()[:_LONGEST_REASON] or "no reason given"
-        vote.stop_wanted = reason.encode("utf-8", "backslashreplace").decode()  # ranks exchange it
+        vote.stop_wanted = reason_of(str(stop).rpartition("StopTraining: ")[2])
+
+
+def reason_of(given: object) -> str:
+    """Return the reason that the job's code has *given* for the end of training as a text that ranks can exchange; never empty."""
+    text = "" if given is None else str(given).strip()[:_LONGEST_REASON]
+    return text.encode("utf-8", "backslashreplace").decode() or "no reason given"
 
 
 def ballot(vote: Vote) -> str:

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from elasticflow.errors import StateError
 from elasticflow.runtime.measuring.marks import mark
 from elasticflow.runtime.process import host_copies, torch_private
+from elasticflow.runtime.training import model_buffers
 from elasticflow.runtime.training.replicated_step import ReplicatedStep
 from elasticflow.runtime.training.step_row import NO_REQUESTS, ROW_SIZE, StepRow
 
@@ -86,6 +87,7 @@ class DDPStep(ReplicatedStep):
             if worker.world_size > 1:
                 nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
         super().__init__(worker, model, training_step, parts=worker.world_size, **options)
+        self._before = model_buffers.BuffersBefore(model)
         self._loss: float | Tensor = 0.0
         self._count: float | Tensor = 0.0
         self._values = torch.zeros(ROW_SIZE, dtype=torch.float32)
@@ -110,7 +112,11 @@ class DDPStep(ReplicatedStep):
         for parameter, gradient in held:
             parameter.grad = gradient
 
+    def _restore_buffers(self) -> None:
+        self._before.restore()
+
     def _sum_of(self, batch: Batch) -> StepRow:
+        self._before.remember()
         left = max(1, len(batch.model_keys))
         if self._is_synced and not batch.model_keys:
             raise StateError(

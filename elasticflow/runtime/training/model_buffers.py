@@ -7,8 +7,10 @@ which sends them at every step. Other buffers are sent after each step that chan
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -66,3 +68,58 @@ class BufferWatch:
     def _marks(self) -> list[tuple[int, int]]:
         buffers = (table.get(name) for table, name in self._slots)
         return [(id(buffer), version_of(buffer)) for buffer in buffers if buffer is not None]
+
+
+class _Remembered(NamedTuple):
+    """A buffer in its module's table, and its value before the step."""
+
+    table: dict[str, Tensor | None]
+    name: str
+    buffer: Tensor
+    value: Tensor
+
+    def has_changed(self) -> bool:
+        now = self.table.get(self.name)
+        return now is not self.buffer or not torch.equal(now, self.value)
+
+
+class BuffersBefore:
+    """The model's buffers as they were before a step, to be restored if the step turns out not to count.
+
+    Masks and tables never change, and may be large: after the first step only modules are copied whose buffers have changed.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._tables = [table for table in map(buffers_of, model.modules()) if table]
+        self._changing: set[int] = set()  # places in `_tables`
+        self._marks: list[list[tuple[int, int]]] = []
+        self._before: list[list[_Remembered]] = []
+        self._steps = 0
+
+    def remember(self) -> None:
+        """Remember the buffers at the beginning of a step: in the first step all of them, later those of modules that change some."""
+        places = range(len(self._tables))
+        marks = [_marks_of(table) for table in self._tables]
+        if self._steps:
+            self._changing |= {place for place in places if marks[place] != self._marks[place]}
+        if (
+            self._steps == 1
+        ):  # some operations change a buffer, and no count of its changes: a batch norm its statistics
+            self._changing |= {place for place in places if any(b.has_changed() for b in self._before[place])}
+        chosen = places if self._steps == 0 else sorted(self._changing)
+        self._before = [_remembered(self._tables[place]) for place in chosen]
+        self._marks, self._steps = marks, self._steps + 1
+
+    def restore(self) -> None:
+        """Restore what was remembered, into the same tensors."""
+        for table, name, buffer, value in chain.from_iterable(self._before):
+            table[name] = buffer
+            buffer.copy_(value)
+
+
+def _remembered(table: dict[str, Tensor | None]) -> list[_Remembered]:
+    return [_Remembered(table, name, b, b.clone()) for name, b in table.items() if b is not None]
+
+
+def _marks_of(table: dict[str, Tensor | None]) -> list[tuple[int, int]]:
+    return [(id(buffer), version_of(buffer)) for buffer in table.values() if buffer is not None]

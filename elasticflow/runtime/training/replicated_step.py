@@ -145,7 +145,8 @@ class ReplicatedStep(ABC):
     def _exchange_others(self, before: list[nn.Parameter]) -> None:
         """Exchange the gradients of `_parameters` from now on, and no longer those of *before*. Collective: every rank."""
 
-    def _restore_buffers(self) -> None:  # noqa: B027  # plain replicas keep what it was
+    @abstractmethod
+    def _restore_buffers(self) -> None:
         """Restore the model's buffers after a step that does not count has changed them."""
 
     def _pieces(self, batch: Batch, number: int) -> Iterator[tuple[Any, int]]:

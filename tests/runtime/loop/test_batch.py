@@ -77,3 +77,18 @@ def test_what_is_no_pair_is_said_to_be_none() -> None:
         list(Batch(2, 2, 1.0, END, 2, ["a", "b"]).parts(1))
     with pytest.raises(StateError, match="a whole number of samples, from 1"):
         list(pair.parts(0))
+
+
+@pytest.mark.parametrize(
+    ("data", "numbers"),
+    [
+        ((torch.zeros(4, 3), torch.ones(6)), "4 and 6"),
+        ([torch.arange(7), torch.arange(5)], "5 and 7"),
+        ({"x": torch.zeros(4), "names": ["cat", "dog"]}, "2 and 4"),
+    ],
+    ids=["weights of classes", "sequences in a list", "names of classes"],
+)
+def test_what_has_no_row_per_sample_is_not_cut(data: object, numbers: str) -> None:
+    """Rows of one tensor would be no samples' rows of another: parts that learn from something else, without a word."""
+    with pytest.raises(StateError, match=f"tensors or texts of {numbers} rows"):
+        list(Batch(4, 4, 1.0, END, 4, data).parts(2))

@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 from torch.optim import SGD
 
 from elasticflow.errors import StateError
+from elasticflow.runtime.data.index_loader import Batch as OwnPart
 from elasticflow.runtime.loop.gradients import Gradients, LoopStep
 from elasticflow.runtime.loop.kept import parts_of
+from elasticflow.runtime.loop.passes import Pass
+from elasticflow.runtime.process.position import Position
 from elasticflow.runtime.process.shard_layout import Sharding
+from elasticflow.runtime.state.state import State
 
 
 @pytest.mark.parametrize("ways", [{"world_size": 2}, {"sharding": Sharding(1)}], ids=["two ranks", "sharded"])
@@ -28,3 +33,22 @@ def test_a_module_beside_the_model_is_refused_before_its_gradients_are_lost(
     ) as no:
         LoopStep(me, Gradients(), parts)
     assert "one module of all that is trained" in str(no.value.remedy)
+
+
+def test_batches_whose_losses_count_their_items_add_up(me: Any) -> None:
+    """Two passes without a move of the optimizer: the second batch's count divides its own gradients, and not the first one's."""
+    model = nn.Linear(1, 1, bias=False)
+    parts = parts_of({"model": model, "optimizer": SGD(model.parameters(), lr=0.1)})
+    step, passes = LoopStep(me, Gradients(), parts), Pass()
+    passes.watch(State(**parts))
+    for number in (1, 2):
+        rows = torch.full((4, 1), float(number))
+        end = Position(number, 4 * number, 0, 4 * number, is_epoch_end=False)
+        assert step.adds_up
+        with passes.adding_gradients():
+            step.forward_backward(
+                lambda part: (model(part.data).sum(), len(part.data)),
+                OwnPart(4, end, [number], iter([(rows, 4)])),
+            )
+    assert model.weight.grad is not None
+    assert model.weight.grad.item() == 1.0 + 2.0

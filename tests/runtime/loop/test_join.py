@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -58,3 +58,49 @@ def test_a_model_is_shared_only_where_the_run_adds_up_gradients(
     with pytest.raises(StateError, match=said) as refused:
         elasticflow.join(shard=2, gradients=gradients)
     assert refused.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"seed": -1}, r"join\(seed=-1\): must be a whole number from 0"),
+        ({"seed": 1.5}, r"join\(seed=1.5\)"),
+        ({"keep": 0}, r"join\(keep=0\): must be a whole number from 1"),
+        ({"log_every": 0}, r"join\(log_every=0\)"),
+        ({"threads": 0}, r"join\(threads=0\)"),
+        ({"virtual_shards": 0}, r"virtual_shards=0: must be a whole number from 1"),
+        (
+            {"virtual_shards": 4, "gradients": elasticflow.Gradients(virtual_shards=8)},
+            "virtual_shards=4, and gradients with 8",
+        ),
+        (
+            {"virtual_shards": 4, "gradients": elasticflow.Gradients(moves_optimizers=True)},
+            r"moves_optimizers=True\) was given virtual shards",
+        ),
+    ],
+)
+def test_arguments_that_cannot_be_used_are_refused_by_name(arguments: dict[str, Any], said: str) -> None:
+    """Before the process joins anything."""
+    with pytest.raises(StateError, match=said):
+        elasticflow.join(**arguments)
+
+
+@pytest.mark.parametrize("options", [{"precision": "fp8"}, {"on_nonfinite": "ignore"}])
+def test_options_that_no_step_knows_are_refused(options: dict[str, Any]) -> None:
+    """A precision with a slip of the pen would train in fp32."""
+    with pytest.raises(StateError, match="must be one of"):
+        elasticflow.Gradients(**options)
+
+
+def test_virtual_shards_are_an_option_of_the_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside other options they count, too."""
+    chosen: list[elasticflow.Gradients] = []
+
+    def joined(own: Any, folder: Any, gradients: elasticflow.Gradients, **more: Any) -> None:
+        chosen.append(gradients)
+        raise StateError("enough")
+
+    monkeypatch.setattr("elasticflow.runtime.loop.join._joined", joined)
+    with pytest.raises(StateError, match="enough"):
+        elasticflow.join(virtual_shards=4, gradients=elasticflow.Gradients(on_nonfinite="skip"))
+    assert chosen == [elasticflow.Gradients(virtual_shards=4, on_nonfinite="skip")]

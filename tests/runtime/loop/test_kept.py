@@ -77,6 +77,26 @@ def test_several_optimizers_and_their_schedules() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_two_optimizers_do_not_share_a_name(is_first: bool) -> None:
+    """One of them would be in no snapshot: the items of a list are called by the list's name and their number."""
+    model = nn.Linear(2, 2)
+    several, single = [SGD(model.parameters()) for _ in range(2)], SGD(model.parameters())
+    given = {"opt": several, "opt_1": single} if is_first else {"opt_1": single, "opt": several}
+    with pytest.raises(StateError, match="two objects for one name in snapshots: opt_1, and an item of opt"):
+        parts_of({"model": model, **given})
+
+
+def test_several_scalers_are_all_kept() -> None:
+    """One for each optimizer of a GAN; a scaler that is switched off has no state."""
+    first = nn.Linear(2, 2)
+    scalers = {name: torch.amp.GradScaler("cpu", enabled=name != "off") for name in ("off", "g", "d")}
+    state = _state_of({"model": first, "optimizer": SGD(first.parameters()), **scalers})
+
+    assert set(state.objects) == {"model", "optimizer", "scaler", "include.d"}
+    assert state.objects["include.d"] is scalers["d"]
+
+
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")  # torch.compile imports it
 def test_wrapped_models_are_kept_bare() -> None:
     """A snapshot has the same keys with DistributedDataParallel, torch.compile and without."""

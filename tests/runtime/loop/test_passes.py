@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -15,6 +15,11 @@ from elasticflow.runtime.loop.kept import parts_of
 from elasticflow.runtime.loop.passes import Pass
 from elasticflow.runtime.state.state import State
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from subprocess import CompletedProcess
+
 
 def test_gradients_wait_for_the_optimizer_of_their_parameters() -> None:
     """Of two optimizers, as a GAN has: a step of one leaves what was added up for the other, and its own begins anew."""
@@ -25,7 +30,7 @@ def test_gradients_wait_for_the_optimizer_of_their_parameters() -> None:
     passes.watch(State(**parts_of({"model": model, **optimizers})))
 
     def add(**gradients: float) -> dict[str, float | None]:
-        with passes.adding_gradients(overwrites=True):
+        with passes.adding_gradients():
             for name, parameter in (("one", one), ("other", other)):
                 if name in gradients:
                     parameter.grad = torch.full((1, 1), gradients[name])
@@ -52,3 +57,73 @@ def test_a_batch_has_its_gradients_once() -> None:
     batch: Any = SimpleNamespace(end=SimpleNamespace(step=2))
     passes.open(batch)
     passes.note_gradients()
+
+
+SCRIPT = """
+import json, os
+import elasticflow, torch
+from torch.utils.data import DataLoader, TensorDataset
+
+def measured():
+    run.worker.vote.leave_wanted = True  # as by SIGTERM
+    told.append(run.evaluate(dataset, loss=lambda outputs, targets: outputs.mean()))
+    run.worker.vote.leave_wanted = False
+
+told = []
+run = elasticflow.join(name="own", folder="run", threads=1)
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+run.keep(model=model, optimizer=optimizer)
+dataset = TensorDataset(torch.ones(6, 2), torch.ones(6))
+for epoch in run.epochs(1):
+    for batch in run.batches(dataset, size=2):
+        model(batch.inputs).mean().backward()
+        if batch.number == 1:
+            optimizer.step()
+            measured()
+            optimizer.zero_grad()
+        run.step(loss=0.0)
+    measured()
+for epoch in run.epochs(1):
+    for (inputs, _) in DataLoader(dataset, batch_size=2):
+        optimizer.zero_grad()
+        model(inputs).mean().backward()
+        optimizer.step()
+        run.step(loss=0.0, samples=2)
+    measured()
+print(len(told))
+os._exit(0)
+"""
+
+
+def test_a_request_to_exit_waits_for_an_evaluation_that_no_snapshot_may_end(
+    plain_python: Callable[..., CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """Behind the optimizer's move, while an epoch's last gradients wait, and in an epoch of a loader without a state.
+
+    A snapshot there would have a restart learn from samples twice, or lose gradients.
+    """
+    (tmp_path / "script.py").write_text(SCRIPT)
+    assert plain_python("script.py").stdout.split()[-1] == "3"
+
+
+def test_a_state_of_whole_steps() -> None:
+    """Not once the optimizer or a buffer has moved in a pass, nor after a pass that left gradients for the next."""
+    model = nn.BatchNorm1d(1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    passes = Pass()
+    passes.watch(State(**parts_of({"model": model, "optimizer": optimizer})))
+    batch: Any = SimpleNamespace(end=SimpleNamespace(step=1))
+    passes.open(batch)
+    assert passes.is_between_steps
+    model(torch.ones(2, 1)).sum().backward()
+    assert not passes.is_between_steps
+    passes.close()
+    passes.settle(is_pending=passes.is_pending())
+    assert not passes.is_between_steps
+    passes.open(batch)
+    optimizer.step()
+    assert not passes.is_between_steps
+    passes.close()
+    passes.settle(is_pending=passes.is_pending())
+    assert passes.is_between_steps

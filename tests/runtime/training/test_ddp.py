@@ -175,6 +175,47 @@ def test_stop_within_a_step_leaves_it_out(me: Any) -> None:
     assert len(list(whole.micro_batches)) == 2
 
 
+class Counting(nn.Module):
+    """A model whose buffers change in place, and by new tensors, in each forward."""
+
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.line = nn.BatchNorm1d(1), nn.Linear(1, 1)
+        self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("mask", torch.ones(3))
+        self.register_buffer("nothing", None)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Count the forwards."""
+        self.seen = self.seen + 1
+        outputs: Tensor = self.line(self.norm(inputs))
+        return outputs
+
+
+@pytest.mark.parametrize("ends", ["stop", "skip"])
+def test_step_that_does_not_count_changes_no_buffer(me: Any, ends: str) -> None:
+    """Neither a step that some rank wants out of, nor one whose loss is not finite: a snapshot or an evaluation may follow."""
+    calls: list[int] = []
+
+    def step(model: nn.Module, inputs: Tensor) -> Tensor:
+        calls.append(1)
+        if ends == "stop" and len(calls) == 4:
+            raise StopTraining("enough")
+        is_last = len(calls) > 2
+        return mean_step(model, inputs * math.inf if is_last and ends == "skip" else inputs)
+
+    model = Counting()
+    group = DDPStep(me, model, step, precision="fp32", on_nonfinite="skip", ddp={})
+    group.forward_backward(batch(5, 5))
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    assert before["seen"] == 2
+    group.forward_backward(batch(5, 5))
+    assert (me.stopped is not None, group.was_skipped) == (ends == "stop", ends == "skip")
+    assert [name for name, buffer in model.named_buffers() if not torch.equal(buffer, before[name])] == []
+
+
 def test_evaluation_that_stops_measures_nothing(me: Any) -> None:
     """A metric that raises StopTraining ends training; half a measurement is never the best one."""
 

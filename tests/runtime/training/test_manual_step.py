@@ -119,6 +119,19 @@ def test_a_step_that_cannot_count_is_refused(
         assert all(map(torch.equal, before, model.parameters()))
 
 
+def test_a_step_that_is_abandoned_changes_no_buffer(me: Any) -> None:
+    """StopTraining comes behind a forward, and before an optimizer moves."""
+    model = nn.Sequential(nn.BatchNorm1d(6), net())
+
+    def step(model: nn.Module, batch: Tensor, _: Any) -> None:
+        model(batch)
+        raise StopTraining("enough")
+
+    one_step(me, step, SGD(model.parameters(), lr=0.1), model)
+    assert me.stopped == ("enough", 0)
+    assert model[0].num_batches_tracked == 0
+
+
 def test_a_closure_and_parts_are_refused(me: Any) -> None:
     """A closure would be called behind the exchange; a step that moves weights is called once."""
     model = net()

@@ -317,9 +317,11 @@ def test_waits_of_a_loop_of_the_scripts_own(me: Any, device: Pretence) -> None:
 
     def steps() -> list[tuple[float, dict[str, float]]]:
         added = []
-        for number in range(8):
+        loss = torch.zeros(1, device=device.device)
+        for _ in range(8):
             ballot.note({"one": torch.ones((), device=device.device), "two": 2.0})
-            added.append(ballot.add(torch.full((1,), float(number), device=device.device), 4))
+            added.append(ballot.add(loss, 4))
+            loss += 1  # in place, before the ranks meet
         assert device.waits == []
         ballot.meet()
         return [(float(mean), dict(scalars)) for mean, scalars in added]
