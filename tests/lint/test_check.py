@@ -125,6 +125,27 @@ def test_what_is_not_python_is_told(content: bytes) -> None:
     assert [("EF600", "error")] == [(each.code, each.severity) for each in lint_source(content, "train.py")]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"assert dist.get_world_size() % 2 == 0 and {'+'.join(['a'] * 990)}\n",
+        f"if {'+'.join(['a'] * 990)}:\n    loss.backward()\nif dist.get_rank() == 0: dist.barrier()\n",
+        f"if x == 0: pass\n{''.join(f'elif x == {n}: pass{chr(10)}' for n in range(2000))}",
+    ],
+)
+def test_what_is_nested_too_deeply_is_told(text: str) -> None:
+    """A long sum and a long chain of elif are read, or refused by name; other files of a folder are still read."""
+    found = lint_source(f"import torch.distributed as dist\n{text}".encode(), "train.py")
+    assert [each.code for each in found] in (["EF600"], ["EF604"], ["EF631"])
+
+
+def test_the_line_of_a_syntax_error_shows_no_secret() -> None:
+    """As the lines of other findings."""
+    [each] = lint_source(b"API_KEY = 'hunter22hunter22\n", "train.py")
+    assert each.excerpt is not None
+    assert "hunter" not in each.excerpt
+
+
 def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     """By name, as an error."""
     [each] = lint_file(tmp_path / "none.py", "none.py")
