@@ -215,7 +215,10 @@ def unix_time(value: object) -> float | None:
     if isinstance(value, bool):
         return None
     if isinstance(value, int | float):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:  # a whole number of hundreds of digits
+            return None
     if not isinstance(value, str):
         return None
     try:
