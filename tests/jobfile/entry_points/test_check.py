@@ -385,6 +385,21 @@ def test_a_module_that_is_no_python_is_an_error_where_it_would_train(
     assert load_job(tmp_path / "job.toml").diagnostics[0].severity == severity
 
 
+def test_a_module_is_read_in_the_encoding_that_it_declares(said: Callable[..., Said], tmp_path: Path) -> None:
+    """As Python reads it; of one in another encoding nothing is said."""
+    text = "# B\xfcro\ndef it(a): ..."
+    said("")
+    for head, expected in (("# coding: latin-1\n", "EF204"), ("# coding: none\n", "EF209"), ("", "EF209")):
+        (tmp_path / "pkg" / "m.py").write_bytes((head + text).encode("latin-1"))
+        assert expected == load_job(tmp_path / "job.toml").diagnostics[0].code
+
+
+def test_an_error_without_a_line_is_told_without_one(said: Callable[..., Said]) -> None:
+    """A zero byte has no line in Python's words."""
+    [(code, message)] = said("def it(): ...\n\0")
+    assert (code, "None" in message) == ("EF208", False)
+
+
 def test_datasets_with_length_pass_whatever_they_inherit_from(said: Callable[..., Said]) -> None:
     """__len__ and __getitem__ may come from a base, or from one that cannot be read."""
     base = "class Base:\n    def __len__(self): ...\n"
