@@ -118,6 +118,12 @@ def _public(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def password_in(url: str) -> str:
+    """Return the password in *url*; empty if it has none."""
+    match = _PASSWORD.search(url)
+    return match["password"] if match else ""
+
+
 def without_password(url: str) -> str:
     """Return *url* without its password and without the signatures in its query."""
     url = _PASSWORD.sub(r"\g<user>@", url)
