@@ -99,7 +99,7 @@ def read_bytes(path: Path, largest: int = LARGEST) -> bytes | Damage | None:
     """Return a file's bytes, why they cannot be had, or None if nothing is there."""
     try:
         with open(path, "rb", opener=_without_waiting) as file:  # Path.open takes no opener
-            data = file.read(largest + 1)
+            data = file.read(largest + 1) or b""  # None of a pipe that holds nothing yet
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

@@ -85,3 +85,14 @@ def test_a_number_too_large_for_a_float_is_no_number() -> None:
     record = records.parse(b'{"time": 1' + b"0" * 400 + b"}")
     assert records.float_of(record, "time") is None
     assert records.int_of(record, "time") == 0
+
+
+def test_a_pipe_that_holds_nothing_yet_is_an_empty_record(tmp_path: Path) -> None:
+    """It is damage, and nobody waits for its writer."""
+    path = tmp_path / "state.json"
+    os.mkfifo(path)
+    writer = os.open(path, os.O_RDWR)
+    try:
+        assert str(records.read(path)) == f"{path} is empty"
+    finally:
+        os.close(writer)
