@@ -27,13 +27,15 @@ def call(
     if program is None:
         raise if_missing
     try:
-        return subprocess.run(
+        done = subprocess.run(
             [program, *words[1:]],
-            input=given,
+            # A folder's name may be no UTF-8; the program gets its bytes.
+            input=given.encode(errors="surrogateescape"),
             capture_output=True,
-            text=True,
             timeout=ANSWER_S,
             check=False,
         )
     except subprocess.TimeoutExpired as error:
         raise if_silent from error
+    said = (output.decode(errors="replace") for output in (done.stdout, done.stderr))
+    return subprocess.CompletedProcess(done.args, done.returncode, *said)

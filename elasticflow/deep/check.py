@@ -21,6 +21,7 @@ from elasticflow.jobfile.diagnostics.toml_literals import dotted
 from elasticflow.jobfile.tables.evaluation import path_of_set
 from elasticflow.launcher.agent.stack_dumps import parse
 from elasticflow.protocol.json_codec import to_json
+from elasticflow.system.processes import signal_or_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -162,9 +163,9 @@ def _cut_short(ended: ChildEnd, doing: str, key: str, own: Sequence[str], limit_
         remedy = "if all of it takes that long here, give it more with --deep-timeout"
         return Problem("hang", key, message, remedy, frames)
     if ended.code < 0:
-        name = signal.Signals(-ended.code).name
-        message, remedy = f"{doing} ended the process with {name}", ""
-        if name == "SIGKILL":
+        how = signal_or_code(ended.code).removeprefix("killed by ")
+        message, remedy = f"{doing} ended the process with {how}", ""
+        if -ended.code == signal.SIGKILL:
             remedy = "perhaps the machine has too little memory for it"
     else:
         message = f"{doing} ended the process with exit code {ended.code}"

@@ -20,14 +20,14 @@ from elasticflow.observe.standbys import cost_in_words
 from elasticflow.observe.terminal.formats import plural, size
 from elasticflow.protocol.child_processes import MAY_STAND_BY, MEMORY_FACTOR
 from elasticflow.protocol.snapshot_settings import AUTO, HELD_MOST_OF_FREE
-from elasticflow.system.free_memory import tightest_group
+from elasticflow.system.free_memory import GROUPS, tightest_group
 from elasticflow.system.kernel_files import number_in, text_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _TOPIC = "machine"
-_CGROUP, _SHARED_MEMORY = Path("/sys/fs/cgroup"), Path("/dev/shm")  # noqa: S108  # looked at, not used
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # looked at, not used
 _GIB = 1 << 30
 # torch alone takes 0.3 GB in each worker.
 _PER_WORKER = _GIB // 2
@@ -40,7 +40,7 @@ _PR_GET_PDEATHSIG = 2
 _CLOCK_MIN = 1_767_225_600
 
 
-def machine(needs: Needs, cgroup: Path = _CGROUP, shared: Path = _SHARED_MEMORY) -> Iterator[CheckResult]:
+def machine(needs: Needs, cgroup: Path = GROUPS, shared: Path = _SHARED_MEMORY) -> Iterator[CheckResult]:
     """Yield the resources of this machine; the folders are arguments for tests."""
     if sys.platform != "linux":
         meaning = "several workers, memory limits and orphans are looked after on Linux only"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from elasticflow.doctor.check import CheckResult, Needs, ok
 from elasticflow.run_folder import RUNS
+from elasticflow.scaffold.files import HOOK_ID, has_pre_commit_hook
 from elasticflow.system.installation import VERSION
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ _LEAST = (3, 11)
 _FOR_TRAINING = ("numpy", "safetensors")
 _LIMIT_S = 10
 _SCHEMA_LINE = re.compile(r"^#:schema\s+(\S+)", re.MULTILINE)
-_HOOK = "elasticflow-validate"
 
 
 def packages() -> Iterator[CheckResult]:
@@ -118,10 +118,8 @@ def _schema(job_file: Path) -> Iterator[CheckResult]:
 
 
 def _hook(root: Path) -> CheckResult:
-    path = root / ".pre-commit-config.yaml"
-    try:
-        is_there = _HOOK in path.read_text(encoding="utf-8")
-    except OSError:
+    is_there = has_pre_commit_hook(root)
+    if is_there is None:
         return ok("project", "hook", "no pre-commit here")
-    fact = "checks job files at each commit" if is_there else f"pre-commit is used without {_HOOK}"
+    fact = "checks job files at each commit" if is_there else f"pre-commit is used without {HOOK_ID}"
     return ok("project", "hook", fact)

@@ -96,9 +96,15 @@ def lint_source(content: bytes, name: str, selection: Selection = EVERYTHING) ->
         script = Script(text)
     except (SyntaxError, UnicodeDecodeError) as error:
         return [_unreadable(error, name)]
-    ranks = Ranks(script)
-    view = View(script, ranks, Collectives(script, ranks))
-    findings = [each for rule in RULES for each in rule(view) if selection.wants(each.code)]
+    try:
+        ranks = Ranks(script)
+        view = View(script, ranks, Collectives(script, ranks))
+        findings = [each for rule in RULES for each in rule(view) if selection.wants(each.code)]
+    except (
+        RecursionError
+    ):  # an `elif` stands inside the `if` before it, an operand inside the operation behind it
+        why = "nested too deeply to be read here: an expression, or a chain of elif, is very long"
+        return [Diagnostic(codes.LINT_UNREADABLE, "error", why, name)]
     suppressions = suppressions_in(text) if findings else None
     return [
         _diagnostic(each, script, name)
@@ -128,11 +134,13 @@ def _column(line: str, offset: int) -> int:
 
 
 def _unreadable(error: SyntaxError | UnicodeDecodeError, name: str) -> Diagnostic:
+    from elasticflow.jobfile.diagnostics.excerpt import mask_secrets
+
     if isinstance(error, UnicodeDecodeError) or error.lineno is None:
         what = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else error.msg or str(error)
         return Diagnostic(codes.LINT_UNREADABLE, "error", f"not Python that can be read here: {what}", name)
     line, column = max(error.lineno, 1), max(error.offset or 1, 1)
-    excerpt = (error.text or "").rstrip("\n")
+    excerpt = mask_secrets((error.text or "").rstrip("\n"))
     return Diagnostic(
         codes.LINT_UNREADABLE,
         "error",

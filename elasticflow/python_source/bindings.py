@@ -51,7 +51,7 @@ def _slice(text: str, name: str) -> ast.stmt | None:
     """Return the one top-level definition of *name*, parsed alone; None when it is not that simple."""
     heads = [at for word in ("def", "class", "async def") for at in _lines(text, f"{word} {name}", "(:[ \t")]
     rebinding = _lines(text, name, "=: \t")
-    if rebinding or len(heads) != 1:
+    if rebinding or len(heads) != 1 or _may_be_bound_inside(text, name):
         return None
     start = heads[0]
     while start and text[text.rfind("\n", 0, start - 1) + 1] in "@)":  # its decorators
@@ -64,6 +64,28 @@ def _slice(text: str, name: str) -> ast.stmt | None:
     except SyntaxError:
         return None
     return body[0] if len(body) == 1 else None
+
+
+_BINDS_AFTER = re.compile(r"[ \t]*=(?!=)")
+_DEFINES = (["def"], ["class"], ["async", "def"])
+
+
+def _may_be_bound_inside(text: str, name: str) -> bool:
+    """Return whether an import or an indented line, perhaps under a condition of the module, may bind *name*."""
+    for match in re.finditer(rf"{name}\b", text):
+        before = text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
+        if before[-1:].isidentifier() or before.endswith("."):  # part of a longer name
+            continue
+        words, bracket = before.split(), text.rfind("(", 0, match.start())
+        is_imported = (words[:1] in (["from"], ["import"]) and "import" in words) or (
+            text[max(0, bracket - 8) : bracket].split()[-1:] == ["import"]
+            and ")" not in text[bracket : match.start()]
+        )
+        is_inside = before[:1].isspace()
+        is_assigned = not words and _BINDS_AFTER.match(text, match.end()) is not None
+        if is_imported or (is_inside and (words in _DEFINES or is_assigned)):
+            return True
+    return False
 
 
 def _lines(text: str, start: str, then: str) -> list[int]:
@@ -79,14 +101,18 @@ def _lines(text: str, start: str, then: str) -> list[int]:
 
 
 def _conditional(statement: ast.stmt) -> list[ast.stmt]:
-    """Return the statements inside an `if`, `try` or `with` at module level, except those for type checkers only."""
+    """Return the statements inside an `if`, `try`, `match` and so on at module level, except those for type checkers only."""
     if isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.dump(statement.test):
         return statement.orelse
-    if isinstance(statement, ast.If | ast.Try | ast.With | ast.For | ast.While):
-        direct = [each for each in ast.iter_child_nodes(statement) if isinstance(each, ast.stmt)]
-        handlers = [each for handler in getattr(statement, "handlers", []) for each in handler.body]
-        return [deeper for each in (*direct, *handlers) for deeper in (each, *_conditional(each))]
-    return []
+    return [deeper for each in _inside(statement) for deeper in (each, *_conditional(each))]
+
+
+def _inside(statement: ast.stmt) -> list[ast.stmt]:
+    """Return the statements directly inside a compound statement whose names are those of the module."""
+    if not isinstance(statement, ast.If | ast.Try | ast.TryStar | ast.With | ast.For | ast.While | ast.Match):
+        return []
+    parts = (statement, *getattr(statement, "handlers", []), *getattr(statement, "cases", []))
+    return [each for part in parts for each in ast.iter_child_nodes(part) if isinstance(each, ast.stmt)]
 
 
 def _binds(statement: ast.stmt, name: str) -> bool:
@@ -176,9 +202,8 @@ def _table(text: str) -> dict[str, str]:
             found = imported_names(each)
             # A relative import has no absolute dotted name here.
             origins |= {name: "" if what.startswith(".") else what for name, what in found.items()}
-        elif isinstance(each, ast.If | ast.Try | ast.With):
-            pending += (inner for inner in ast.iter_child_nodes(each) if isinstance(inner, ast.stmt))
-            pending += (inner for handler in getattr(each, "handlers", []) for inner in handler.body)
+        else:
+            pending += _inside(each)
     return origins | dict.fromkeys(own, "")
 
 

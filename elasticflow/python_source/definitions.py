@@ -31,7 +31,8 @@ class UnreadableModuleError(UnresolvedError):
     """A module of the job is not valid Python here."""
 
     def __init__(self, module: Module, error: SyntaxError) -> None:
-        super().__init__(f"{file_seen_from_here(module)}, line {error.lineno}: {error.msg}")
+        line = "" if error.lineno is None else f", line {error.lineno}"
+        super().__init__(f"{file_seen_from_here(module)}{line}: {error.msg}")
 
 
 class MadeByCallError(CannotTellError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.machinery
+import importlib.util
 import re
 import sys
 from dataclasses import dataclass
@@ -210,16 +211,25 @@ def source_of(module: Module) -> str:
     """
     if module.file is None:
         return ""
-    facts = module.file.stat()
-    return _read(module.file, facts.st_mtime_ns, facts.st_size)
+    try:
+        facts = module.file.stat()
+        return _read(module.file, facts.st_mtime_ns, facts.st_size)
+    except (
+        OSError,
+        UnicodeDecodeError,
+        SyntaxError,
+    ) as error:  # SyntaxError: an encoding that does not exist
+        raise CannotTellError(f"{module.file} cannot be read") from error
 
 
 @functools.lru_cache(maxsize=256)
 def _read(file: Path, _changed: int, _size: int) -> str:
+    data = file.read_bytes()
     try:
-        return file.read_bytes().decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CannotTellError(f"{file} cannot be read") from error
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        # Looks for the encoding that a file declares, by a module that takes milliseconds to import.
+        return importlib.util.decode_source(data)
 
 
 # Distributions with another name than the module they install.

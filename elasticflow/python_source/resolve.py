@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
+from keyword import iskeyword
 from typing import TYPE_CHECKING
 
 from elasticflow.python_source.bindings import HIDDEN_STAR, bindings, origin, parse_python
@@ -115,7 +116,9 @@ class Resolver:
             except NoModuleError:
                 pass
         if _DYNAMIC.search(text) or re.search(
-            rf"\bglobal\b.*\b{name}\b|\bas {name}:|^for .*\b{name}\b", text, re.MULTILINE
+            rf"\bglobal\b.*\b{name}\b|\bas {name}:|\b{name}[ \t]*:=|^[ \t]*for .*\b{name}\b",
+            text,
+            re.MULTILINE,
         ):
             raise CannotTellError(f"{module.name} makes names at run time")
         names |= {first or second for first, second in _NAMES.findall(text)}
@@ -125,7 +128,9 @@ class Resolver:
             if isinstance(statement, ast.ImportFrom)
             for each in statement.names
         }
-        beside = sorted(each for each in names if each.isidentifier() and not each.startswith("_"))
+        beside = sorted(
+            each for each in names if each.isidentifier() and each[0] != "_" and not iskeyword(each)
+        )
         self.finder.refuse_namespace(module, name, beside)
         raise NoAttributeError(module.name, name, beside)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from elasticflow.python_source.names import Names
@@ -51,16 +52,27 @@ class Script:
             elif isinstance(node, ast.ClassDef):
                 self.classes[node.name].append(node)
         self.names = Names(self.nodes, self.scope_of)
+        self._origins: dict[ast.AST, str] = {}
 
     def origin(self, node: ast.AST) -> str:
         """Return the dotted name of an expression by the imports: `torch.save`; empty if they do not show it."""
-        return self.names.origin(node)
+        if node not in self._origins:
+            self._origins[node] = self.names.origin(node)
+        return self._origins[node]
 
     def calls_of(self, *origins: str) -> Iterator[ast.Call]:
         """Yield the calls of functions and classes by their dotted names, in the order of the file."""
-        for call in self.calls:
-            if self.origin(call.func) in origins:
-                yield call
+        places = (self._places_by_origin.get(origin, ()) for origin in dict.fromkeys(origins))
+        for place in sorted(chain.from_iterable(places)):
+            yield self.calls[place]
+
+    @cached_property
+    def _places_by_origin(self) -> dict[str, list[int]]:
+        """The places in `calls` of the calls of each function and class."""
+        places: dict[str, list[int]] = defaultdict(list)
+        for place, call in enumerate(self.calls):
+            places[self.origin(call.func)].append(place)
+        return places
 
     def scope_of(self, node: ast.AST) -> ast.AST:
         """Return the function, lambda or class around a node, else the module."""
@@ -110,7 +122,7 @@ class Script:
 
     def method(self, owner: ast.ClassDef, name: str, hops: int = 8) -> Function | None:
         """Return a method of a class of this file, its own or inherited within the file."""
-        own = [each for each in owner.body if isinstance(each, Function) and each.name == name]
+        own = [each for each in self.functions.get(name, ()) if self.parents[each] is owner]
         if own:
             return own[0] if len(own) == 1 else None
         for base in owner.bases if hops else []:

@@ -123,7 +123,8 @@ def _of_module(file: Path, name: str, resolver: Resolver) -> list[Candidate]:
     except (UnresolvedError, OSError) as error:
         raise ScaffoldError(f"{file} cannot be read: {error}", "name a Python file") from error
     except SyntaxError as error:
-        raise ScaffoldError(f"{file}, line {error.lineno} is not Python of this version: {error}") from error
+        line = "" if error.lineno is None else f", line {error.lineno}"
+        raise ScaffoldError(f"{file}{line} is not Python of this version: {error.msg}") from error
     found = []
     for node in statements:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):

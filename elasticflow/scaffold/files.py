@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-_RUNS_IGNORED = re.compile(rf"^/?{RUNS}/?\s*$", re.MULTILINE)
+_RUNS_IGNORED = re.compile(rf"^/?{RUNS}/?\s*$".encode(), re.MULTILINE)
 PRE_COMMIT = ".pre-commit-config.yaml"
-_HOOK = """\
+HOOK_ID = "elasticflow-validate"
+_HOOK = f"""\
 repos:
   - repo: local
     hooks:
-      - id: elasticflow-validate
+      - id: {HOOK_ID}
         name: elasticflow validate
         entry: elasticflow validate
         language: system
@@ -57,24 +58,31 @@ def ignores_runs(root: Path) -> bool | None:
     if not any((folder / ".git").exists() for folder in (root, *root.parents)):
         return None
     try:
-        return _RUNS_IGNORED.search((root / ".gitignore").read_text("utf-8")) is not None
+        return _RUNS_IGNORED.search((root / ".gitignore").read_bytes()) is not None
     except OSError:
         return False
 
 
 def ignore_runs(root: Path) -> None:
-    """Add the run folders to .gitignore, keeping its content."""
+    """Add the run folders to .gitignore, keeping its content, its encoding and its line ends."""
     path = root / ".gitignore"
-    before = path.read_text("utf-8") if path.exists() else ""
-    gap = "" if not before or before.endswith("\n") else "\n"
-    atomic_files.write(path, [f"{before}{gap}/{RUNS}/\n".encode()])
+    before = path.read_bytes() if path.exists() else b""
+    newline = b"\r\n" if b"\r\n" in before else b"\n"
+    gap = b"" if not before or before.endswith(b"\n") else newline
+    atomic_files.write(path, [before, gap, f"/{RUNS}/".encode(), newline])
+
+
+def has_pre_commit_hook(root: Path) -> bool | None:
+    """Return whether pre-commit checks job files; None if pre-commit has no configuration that can be read."""
+    try:
+        return HOOK_ID.encode() in (root / PRE_COMMIT).read_bytes()
+    except OSError:
+        return None
 
 
 def pre_commit_hook(root: Path) -> tuple[dict[Path, str], str]:
     """Return the pre-commit configuration to write, or the lines to add by hand to an existing one."""
-    path = root / PRE_COMMIT
-    if not path.exists():
-        return {path: _HOOK}, ""
-    if "elasticflow-validate" in path.read_text("utf-8"):
-        return {}, ""
-    return {}, "\n".join(_HOOK.splitlines()[1:])
+    is_there = has_pre_commit_hook(root)
+    if is_there is None:
+        return {root / PRE_COMMIT: _HOOK}, ""
+    return {}, "" if is_there else "\n".join(_HOOK.splitlines()[1:])

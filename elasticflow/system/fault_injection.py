@@ -80,8 +80,9 @@ POINTS = {
     "storage.remove": "a file or folder is about to be removed",
 }
 
+_ACT = rf"kill|stop|stall:(?P<seconds>\d+(\.\d+)?)|raise:(?P<name>{'|'.join(errno.errorcode.values())})|flip"
 _CLAUSE = re.compile(
-    r"(?P<point>[a-z_]+\.[a-z_]+)=(?P<act>kill|stop|stall:(?P<seconds>\d+(\.\d+)?)|raise:(?P<name>E[A-Z0-9]+)|flip)"
+    rf"(?P<point>[a-z_]+\.[a-z_]+)=(?P<act>{_ACT})"
     r"(@(?P<first>\d+)(-(?P<last>\d+))?)?(\s+rank=(?P<rank>\d+))?(\s+generation=(?P<generation>\d+))?"
     r"(\s+cue=(?P<cue>\S+))?"
 )
@@ -145,6 +146,11 @@ def arm(environment: Mapping[str, str]) -> None:
         act, seconds = match["act"].partition(":")[0], float(match["seconds"] or 0)
         fault = _Fault(act, seconds, match["name"] or "", first, last, match["cue"])
         _armed.setdefault(match["point"], []).append(fault)
+
+
+def is_act(text: str) -> bool:
+    """Return whether a process can do *text* at a point: `kill`, `raise:ENOSPC`."""
+    return re.fullmatch(_ACT, text) is not None
 
 
 def expose(action: Callable[[], None]) -> None:

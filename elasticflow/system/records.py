@@ -99,7 +99,7 @@ def read_bytes(path: Path, largest: int = LARGEST) -> bytes | Damage | None:
     """Return a file's bytes, why they cannot be had, or None if nothing is there."""
     try:
         with open(path, "rb", opener=_without_waiting) as file:  # Path.open takes no opener
-            data = file.read(largest + 1)
+            data = file.read(largest + 1) or b""  # None of a pipe that holds nothing yet
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -215,7 +215,10 @@ def unix_time(value: object) -> float | None:
     if isinstance(value, bool):
         return None
     if isinstance(value, int | float):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:  # a whole number of hundreds of digits
+            return None
     if not isinstance(value, str):
         return None
     try:

@@ -9,10 +9,11 @@ from urllib.parse import quote, unquote
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-_PASSWORD = re.compile(r"(?<=://)(?P<user>[^/@:]*):[^/@]*@")
+# The last @ before a / ends user and password, as for urlsplit: both may have one inside.
+_PASSWORD = re.compile(r"(?<=://)(?P<user>[^/:]*):(?P<password>[^/]*)@")
 _QUERY = re.compile(r"(?P<name>(?<=[?&])[^=&#]+)=(?P<value>[^&#]*)")
 # The same where a URL stands in a text: it ends at a space, a quote or a bracket.
-_PASSWORD_IN_TEXT = re.compile(r"(?<=://)(?P<user>[^/@:\s\"'<>]*):[^/@\s\"'<>]+@")
+_PASSWORD_IN_TEXT = re.compile(r"(?<=://)(?P<user>[^/:\s\"'<>]*):[^/\s\"'<>]+@")
 _QUERY_IN_TEXT = re.compile(r"(?P<name>(?<=[?&])[^=&#\s\"'<>]+)=(?P<value>[^&#\s\"'<>]*)")
 _SECRET = re.compile(
     r"secret|passw|passphrase|token(?!iz)|credential|connection_string|(^|_)(sas|key)$|(api|access|account)_?key"
@@ -117,6 +118,12 @@ def _public(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def password_in(url: str) -> str:
+    """Return the password in *url*; empty if it has none."""
+    match = _PASSWORD.search(url)
+    return match["password"] if match else ""
+
+
 def without_password(url: str) -> str:
     """Return *url* without its password and without the signatures in its query."""
     url = _PASSWORD.sub(r"\g<user>@", url)
@@ -124,8 +131,7 @@ def without_password(url: str) -> str:
 
 
 def _in_url(url: str) -> Iterator[str]:
-    for password in _PASSWORD.findall(url):
-        yield url.partition(f"://{password}:")[2].partition("@")[0]
+    yield from (m["password"] for m in _PASSWORD.finditer(url))
     yield from (m["value"] for m in _QUERY.finditer(url) if is_secret(m["name"]))
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import random
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -45,7 +44,7 @@ KINDS: dict[str, FaultKind] = {
     "kill": FaultKind("kill -9 of rank {target}", "rank"),
     "stop": FaultKind("SIGSTOP of rank {target}", "rank"),
     "terminate": FaultKind("SIGTERM to rank {target}", "rank"),
-    "raise": FaultKind("an exception on rank {target}", "rank", "training.step=raise:EREMOTEIO"),
+    "raise": FaultKind("an exception on rank {target}", "rank", "training.step=raise:EREMOTE"),
     "flip": FaultKind("a bit of a parameter flipped on rank {target}", "rank", "training.step=flip"),
     "kill-agent": FaultKind("kill -9 of the agent of node {target}", "node"),
     "join": FaultKind("a node joins", nodes=1),
@@ -61,7 +60,6 @@ KINDS: dict[str, FaultKind] = {
 
 _DRAWN = ("kill", "terminate", "raise", "flip", "kill-agent", "corrupt-snapshot", "truncate-snapshot", "full-disk", "slow-store")  # fmt: skip
 _KEYS = ("step", "what", "rank", "node", "point", "act")
-_ACT = re.compile(r"kill|stop|flip|stall:\d+(\.\d+)?|raise:E[A-Z0-9]+")
 
 
 @dataclass(frozen=True)
@@ -201,7 +199,7 @@ class _Reader:
                 else "see POINTS in elasticflow/system/fault_injection.py"
             )
             self._refuse((*at, key), f"`point` is {value!r}, which is no fault point", remedy)
-        if key == "act" and not _ACT.fullmatch(value):
+        if key == "act" and not fault_injection.is_act(value):
             self._refuse(
                 (*at, key), f"`act` is {value!r}", "there are kill, stop, flip, stall:SECONDS and raise:ERRNO"
             )
@@ -213,8 +211,10 @@ class _Reader:
             row = row[part]
         value = row.get(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            remedy = "raise --steps, or do it earlier" if key == "step" else None
-            self._refuse((*at, key), f"`{key}` is {value!r}: must be a number from {low} to {high}", remedy)
+            is_late = key == "step" and isinstance(value, int) and value > high
+            remedy = "raise --steps, or do it earlier" if is_late else None
+            reason = f"`{key}` is {value!r}: must be a whole number from {low} to {high}"
+            self._refuse((*at, key), reason, remedy)
         return value
 
     def _refuse(self, path: KeyPath, reason: str, remedy: str | None = None) -> NoReturn:

@@ -32,6 +32,8 @@ Compared = Literal["bits", "curve"]
 """Object of a comparison of two trials: the bits after every step, or the loss."""
 
 _GONE_S = 5.0
+# Time for torch to ask the driver, which may be in trouble.
+_DRIVER_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -199,9 +201,23 @@ _DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dri")
 
 
 def count_gpus() -> int:
-    """Return the number of accelerators that torch can use; torch is imported (which takes seconds) only if there is a driver."""
+    """Return the number of accelerators that torch can use; 0 if torch fails, or does not tell within a minute.
+
+    torch is imported, which takes seconds, only if there is a driver.
+    """
     if not any(Path(path).exists() for path in _DRIVERS):
         return 0
-    code = "import torch; print(torch.accelerator.device_count())"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    return int(answer.stdout) if answer.returncode == 0 else 0
+    code = "import torch; print(); print(torch.accelerator.device_count())"
+    try:
+        answer = subprocess.run(
+            [sys.executable, "-c", code],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_DRIVER_S,
+            check=True,
+        )
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
+        return 0
+    # Before the number stands what torch or the user's sitecustomize prints.
+    last = answer.stdout.split()[-1:]
+    return int(last[0]) if last and last[0].isdigit() else 0

@@ -14,6 +14,7 @@ import pytest
 from elasticflow.cli.main import call
 from elasticflow.cli.write.deep_options import DeepRequest, try_out_loaded
 from elasticflow.deep import check
+from elasticflow.deep import check as deep_check
 from elasticflow.deep.check import DeepReport, report_of, request_of, try_out
 from elasticflow.deep.child import data
 from elasticflow.deep.child.main import Probe
@@ -368,3 +369,20 @@ def test_without_torch_nothing_can_be_told(
     assert (
         "warning[EF511]: --deep cannot tell anything here: torch is not installed" in capsys.readouterr().out
     )
+
+
+def test_a_child_that_any_signal_ends_is_told() -> None:
+    """Signals without a name of their own, too."""
+    report = report_of(ChildEnd(-40, [], "", []), [], 1.0)
+    assert [each.message for each in report.problems] == [
+        "starting Python and torch ended the process with signal 40"
+    ]
+
+
+def test_a_folder_that_begins_like_the_package_is_the_jobs_own(project_folder: Path) -> None:
+    """Frames in ~/elasticflow_jobs are shown if the package lies in ~/elasticflow."""
+    package = Path(deep_check.__file__).parents[1]
+    beside = package.with_name(f"{package.name}_jobs")
+    report = Report(0, [str(beside)])
+    assert report._is_own(str(beside / "model.py"))
+    assert not report._is_own(str(package / "errors.py"))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from elasticflow.jobfile.diagnostics.explanations import explanation_of, titles
 from elasticflow.lint.check import Selection, lint_file, lint_source
+from elasticflow.python_source.names import Names
 from tests.lint.scripts import codes, found
 
 if TYPE_CHECKING:
@@ -125,6 +126,27 @@ def test_what_is_not_python_is_told(content: bytes) -> None:
     assert [("EF600", "error")] == [(each.code, each.severity) for each in lint_source(content, "train.py")]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"assert dist.get_world_size() % 2 == 0 and {'+'.join(['a'] * 990)}\n",
+        f"if {'+'.join(['a'] * 990)}:\n    loss.backward()\nif dist.get_rank() == 0: dist.barrier()\n",
+        f"if x == 0: pass\n{''.join(f'elif x == {n}: pass{chr(10)}' for n in range(2000))}",
+    ],
+)
+def test_what_is_nested_too_deeply_is_told(text: str) -> None:
+    """A long sum and a long chain of elif are read, or refused by name; other files of a folder are still read."""
+    found = lint_source(f"import torch.distributed as dist\n{text}".encode(), "train.py")
+    assert [each.code for each in found] in (["EF600"], ["EF604"], ["EF631"])
+
+
+def test_the_line_of_a_syntax_error_shows_no_secret() -> None:
+    """As the lines of other findings."""
+    [each] = lint_source(b"API_KEY = 'hunter22hunter22\n", "train.py")
+    assert each.excerpt is not None
+    assert "hunter" not in each.excerpt
+
+
 def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     """By name, as an error."""
     [each] = lint_file(tmp_path / "none.py", "none.py")
@@ -227,3 +249,19 @@ def test_nothing_makes_it_fail(lines: list[str], depths: list[int]) -> None:
             depth += 1
             text += "    " * depth + "pass\n"
     lint_source(text.encode(), "train.py")
+
+
+def test_the_origin_of_an_expression_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many rules ask for it: a script of 20,000 lines takes a second."""
+    looked_up: list[tuple[ast.AST, int]] = []
+    look_up = Names.origin
+
+    def origin(names: Names, node: ast.AST, hops: int = 0) -> str:
+        looked_up.append((node, hops))
+        return look_up(names, node, hops)
+
+    monkeypatch.setattr(Names, "origin", origin)
+    lint_source(EXAMPLES[0].encode(), "train.py")
+    direct = [node for node, hops in looked_up if not hops]
+    assert direct
+    assert len(direct) == len(set(direct))

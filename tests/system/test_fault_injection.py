@@ -115,7 +115,9 @@ def test_a_cue_is_for_one_process(tmp_path: Path) -> None:
     assert [f"cue.{os.getpid()}"] == [path.name for path in tmp_path.iterdir()]
 
 
-@pytest.mark.parametrize("clause", ["no.such=kill", f"{POINT}=explode", f"{POINT}=stall", "nonsense"])
+@pytest.mark.parametrize(
+    "clause", ["no.such=kill", f"{POINT}=explode", f"{POINT}=stall", f"{POINT}=raise:ENOSUCH", "nonsense"]
+)
 def test_a_clause_not_understood_is_refused(clause: str) -> None:
     """A typing mistake never makes a test pass for nothing."""
     with pytest.raises(ValueError, match="cannot act on"):

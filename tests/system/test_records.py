@@ -4,6 +4,7 @@ import os
 from typing import TYPE_CHECKING
 
 from elasticflow.observe.records import newest_with, parse, read, tail
+from elasticflow.system import records
 from elasticflow.system.json_lines import FollowedLines, lines_from_end
 
 if TYPE_CHECKING:
@@ -77,3 +78,21 @@ def test_the_newest_records_with_a_key(tmp_path: Path) -> None:
     others = '{"step": 1, "of": "eval", "in": {"eval": 1}}\n{"eval": null}\n{"eval": torn' * 40_000
     path.write_text(f'{{"eval": 1}}\n{{"eval": 2}}\n{others}\n')
     assert list(newest_with(path, "eval")) == [{"eval": 2}, {"eval": 1}]
+
+
+def test_a_number_too_large_for_a_float_is_no_number() -> None:
+    """A view of a damaged record shows what it can."""
+    record = records.parse(b'{"time": 1' + b"0" * 400 + b"}")
+    assert records.float_of(record, "time") is None
+    assert records.int_of(record, "time") == 0
+
+
+def test_a_pipe_that_holds_nothing_yet_is_an_empty_record(tmp_path: Path) -> None:
+    """It is damage, and nobody waits for its writer."""
+    path = tmp_path / "state.json"
+    os.mkfifo(path)
+    writer = os.open(path, os.O_RDWR)
+    try:
+        assert str(records.read(path)) == f"{path} is empty"
+    finally:
+        os.close(writer)

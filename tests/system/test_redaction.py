@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
+from elasticflow.jobfile.diagnostics.excerpt import mask_secrets
 from elasticflow.system import redaction
 
 OPTIONS: dict[str, Any] = {
@@ -92,3 +94,21 @@ def test_secrets_are_found_quoted_and_cut_out(text: str) -> None:
     shown = redaction.mask(text, "sftp://me:sw0rd%2Ffish@host/x", options)
     assert [] == [s for s in ("sw0rd", "QWxhZGRpbg", "t0ken") if s in shown]
     assert "***" in shown
+
+
+@pytest.mark.parametrize(
+    ("url", "password", "masked"),
+    [
+        ("sftp://me:p@ss-1234@host/x", "p@ss-1234", "sftp://me:***@host/x"),
+        ("sftp://me@corp.com:pass-1234@host/x", "pass-1234", "sftp://me@corp.com:***@host/x"),
+        ("https://host:8080/a@b", None, "https://host:8080/a@b"),
+    ],
+)
+def test_an_at_sign_in_a_user_or_password_is_part_of_it(url: str, password: str | None, masked: str) -> None:
+    """A URL's host begins behind the last @ before the path; no part of the password is shown."""
+    assert (masked, f"at {masked}") == (redaction.mask_url(url), redaction.mask_urls_in(f"at {url}"))
+    assert redaction.without_password(url) == masked.replace(":***", "")
+    if password is not None:
+        assert urlsplit(url).password == password
+        assert redaction.mask(f"refused: {password}", url, {}) == "refused: ***"
+        assert "1234" not in mask_secrets(f'uri = "{url}"')

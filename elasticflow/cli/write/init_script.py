@@ -84,7 +84,7 @@ def finish(
         return print_only(job)
     write(job, may_ask=options.may_ask, gitignore=gitignore, pre_commit=pre_commit)
     show_form(str(path), script, form)
-    _tell_findings(path, script)
+    _tell_findings(path)
     shown = shortest_path(job.job_file.absolute())
     say_what_is_next(
         [
@@ -139,11 +139,11 @@ def _name(path: Path) -> str:
     return re.sub(r"[^a-z0-9_-]+", "-", stem.lower()).strip("-_") or "script"
 
 
-def _tell_findings(path: Path, script: Script) -> None:
+def _tell_findings(path: Path) -> None:
     from elasticflow.cli.write.lint import show_looked_for
-    from elasticflow.lint.check import EVERYTHING, lint_source
+    from elasticflow.lint.check import EVERYTHING, lint_file
 
-    found: Sequence[Diagnostic] = lint_source(script.text.encode(), str(path))
+    found: Sequence[Diagnostic] = lint_file(path, str(path))
     counts = {word: sum(each.severity == word for each in found) for word in ("error", "warning")}
     told = ", ".join(
         f"{number} {word}{'s' if number > 1 else ''}" for word, number in counts.items() if number

@@ -61,13 +61,18 @@ def _documents(path: Path) -> list[tuple[int, Any]]:
             warnings.simplefilter("ignore", YAMLWarning)  # `_check_value` handles values of YAML 1.1
             begins = [node.start_mark.line + 1 for node in YAML(typ="safe", pure=True).compose_all(text)]
             newer, older = (_loaded(text, version) for version in ("1.2", "1.1"))
-    except (OSError, UnicodeDecodeError, YAMLError, ValueError) as error:
+    except (OSError, UnicodeDecodeError, YAMLError, ValueError, RecursionError) as error:
         raise RenderError(
             f"kubernetes.patch: {path} cannot be read: {error}",
             "give a file of YAML, relative to the project's folder",
         ) from error
     for line, new, old in zip(begins, newer, older, strict=True):
-        _check_value(new, old, f"{path}:{line}", ())
+        try:
+            _check_value(new, old, f"{path}:{line}", ())
+        except RecursionError:
+            raise _refused(
+                f"{path}:{line}", (), "a value holds itself", "write it without an alias"
+            ) from None
     return list(zip(begins, newer, strict=True))
 
 

@@ -90,7 +90,7 @@ class BatchScript:
     def _options(self) -> Iterator[str]:
         table, nodes = self.table, self.job.nodes
         yield f"#SBATCH --job-name={self.job.job.name}"
-        yield f"#SBATCH --chdir={_quoted(str(self.root))}"
+        yield f"#SBATCH --chdir={shlex.quote(str(self.root))}"
         output = table.output.replace("%j", "%A_%a") if self.is_array else table.output
         yield f"#SBATCH --output={output}"
         yield "#SBATCH --open-mode=append"
@@ -295,11 +295,6 @@ def slurm_time(seconds: float) -> str:
     """Return a time in Slurm's form, in whole minutes: `1-12:00:00`."""
     minutes = math.ceil(seconds / 60)
     return f"{minutes // 1440}-{minutes // 60 % 24:02}:{minutes % 60:02}:00"
-
-
-def _quoted(text: str) -> str:
-    """Return a text quoted for an `#SBATCH` comment of the script."""
-    return shlex.quote(text)
 
 
 def _in_shell(endpoint: str) -> str:

@@ -11,6 +11,7 @@ from elasticflow.deep.messages import MESSAGES, Doing, Done, Note, Problem
 from elasticflow.errors import ElasticflowError, JobKeyError, StepResultError, StopTraining
 from elasticflow.runtime.process import failure
 from elasticflow.runtime.training import replicable
+from elasticflow.system.exceptions import is_own_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,8 +22,6 @@ T = TypeVar("T")
 
 _NO_DEVICE = ("No CUDA GPUs", "not compiled with CUDA", "NVIDIA driver", "CUDA driver", "No HIP GPUs")
 _MOST_FRAMES = 4
-_OURS = str(Path(__file__).parents[2])
-_INSTALLED = {"site-packages", "dist-packages"}
 
 
 class BrokenError(Exception):
@@ -136,8 +135,7 @@ class Report:
 
     def _is_own(self, file: str) -> bool:
         path = Path(file)  # relative: our train.py, and Python's <frozen ...> modules
-        is_own = path.is_absolute() and str(path.resolve()).startswith(self._own)
-        return is_own and not file.startswith(_OURS) and not _INSTALLED & set(path.parts)
+        return path.is_absolute() and str(path.resolve()).startswith(self._own) and is_own_code(file)
 
 
 def _limit(message: str, kind: str) -> str:

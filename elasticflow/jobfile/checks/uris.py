@@ -21,7 +21,7 @@ _WELL_KNOWN = ("file", "local", "memory", *EXTRAS)
 _PROTOCOL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _FEW_SLASHES = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?::/?|//)(?=[^/:])")
 _VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)|%([A-Za-z_][A-Za-z0-9_]*)%")
-_PASSWORD = re.compile(r"(?<=://)[^/@]+(?=@)")
+_PASSWORD = re.compile(r"(?<=://)[^/]+(?=@)")
 _HF_BUCKET = re.compile(r"buckets/([^/]+)/([^/].*)")
 _OF_WINDOWS = re.compile(r"[A-Za-z]:[\\/]|\\\\")
 

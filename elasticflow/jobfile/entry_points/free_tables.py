@@ -74,7 +74,7 @@ def check_secrets(source: Source) -> Iterator[Diagnostic]:
             yield source.problem(codes.SECRET_IN_FILE, message, path, severity="warning", remedy=example)
     yield from _of_variables(source, written)
     uri = value_at(("snapshots", "uri"), written)
-    if isinstance(uri, str) and re.search(r"://[^/@]*:[^/@]+@", _without_references(uri)):
+    if isinstance(uri, str) and redaction.password_in(_without_references(uri)):
         message = "snapshots.uri holds a password, and a job file is checked in"
         example = f'{remedy}, such as "://me:${{env:NAME}}@"'
         path = ("snapshots", "uri")

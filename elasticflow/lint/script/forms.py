@@ -6,6 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from elasticflow.lint.script.ranks import words_of
 from elasticflow.python_source.syntax import called_name, dotted_name
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def trains(script: Script) -> bool:
 
 def _is_run(statement: ast.stmt) -> bool:
     """Return whether a statement of the module does more than define names."""
-    if isinstance(statement, ast.If) and "__name__" in ast.unparse(statement.test):
+    if isinstance(statement, ast.If) and "__name__" in words_of(statement.test):
         return True
     if isinstance(statement, ast.For | ast.While | ast.With):
         return True

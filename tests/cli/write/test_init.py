@@ -88,6 +88,15 @@ def test_nothing_is_overwritten(project: Path, capsys: pytest.CaptureFixture[str
     assert ".gitignore" not in _files(project)
 
 
+def test_files_of_any_encoding_keep_theirs(project: Path) -> None:
+    """A line is added to .gitignore as its other lines are; a hook's configuration is only looked at."""
+    (project / ".gitignore").write_bytes(b"# B\xfcro\r\nbuild/")
+    (project / ".pre-commit-config.yaml").write_bytes(b"# B\xfcro\n")
+    assert 0 == call(["init", "-y", "--no-deep", "--gitignore", "--pre-commit"])
+    assert b"# B\xfcro\r\nbuild/\r\n/runs/\r\n" == (project / ".gitignore").read_bytes()
+    assert b"# B\xfcro\n" == (project / ".pre-commit-config.yaml").read_bytes()
+
+
 def test_a_hook_beside_others_is_added_by_hand(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A configuration that is there is somebody's: the lines are printed."""
     (project / ".pre-commit-config.yaml").write_text("repos: []\n")

@@ -229,3 +229,10 @@ def test_what_is_refused(
     assert call(["init", *arguments]) == 2
     assert said in capsys.readouterr().err
     assert not (here / "jobs").exists()
+
+
+def test_lint_reads_a_script_in_its_own_encoding(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The findings are those of the file, not of its text in another encoding."""
+    (here / "train.py").write_bytes(b"# coding: cp1252\nname = '\xc1'\n" + PLAIN.encode())
+    assert 0 == call(["init", "train.py", "-y"])
+    assert " error" not in capsys.readouterr().out.partition("lint  ")[2].partition("\n")[0]

@@ -49,6 +49,14 @@ def test_what_sbatch_refuses_is_said_in_its_own_words(program: Path) -> None:
     assert "[slurm]" in (refused.value.remedy or "")
 
 
+def test_texts_that_are_no_utf_8_go_through(program: Path) -> None:
+    """The bytes of a folder's name reach sbatch as they are; words in another encoding are still a refusal."""
+    put(program, "sbatch", f"cat > {program}/given; printf 'sbatch: error: Ung\\374ltig\\n' >&2; exit 1")
+    with pytest.raises(SlurmRefusedError, match="submitted: Ung\ufffdltig"):
+        commands.submit("#SBATCH --chdir=/n\udcfc\n")
+    assert b"#SBATCH --chdir=/n\xfc\n" == (program / "given").read_bytes()
+
+
 def test_a_machine_without_slurm_is_told_where_to_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No sbatch on the PATH."""
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -104,3 +104,22 @@ def test_weights_and_logs_have_no_home_folder(said: Callable[..., list[tuple[str
 def test_no_password_is_repeated(said: Callable[..., list[tuple[str, str]]]) -> None:
     """The URI that was meant is shown without it."""
     assert "hunter2" not in str(said("snapshots", "uri", "s4://me:hunter2@bucket"))
+
+
+@pytest.mark.parametrize(
+    ("uri", "is_told"),
+    [
+        ("sftp://me:pass@host/x", True),
+        ("sftp://me@corp.com:pass@host/x", True),
+        ("sftp://me@host:22/x", False),
+        ("sftp://me:${env:WORD}@host/x", False),
+    ],
+)
+def test_a_password_in_the_file_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uri: str, *, is_told: bool
+) -> None:
+    """Also behind a user's name with an @ inside."""
+    monkeypatch.setenv("WORD", "word")
+    job = tmp_path / "job.toml"
+    job.write_text(f"[snapshots]\nuri = '{uri}'\n", "utf-8")
+    assert is_told == (codes.SECRET_IN_FILE in {each.code for each in load_job(job).diagnostics})

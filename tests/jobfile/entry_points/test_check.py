@@ -155,6 +155,10 @@ UNTOLD = {
     "metaclass": "class it(metaclass=type(str)): ...",
     "made by a call": "it = make()",
     "condition": "if True:\n    def it(): ...\nelse:\n    it = None",
+    "match": "import sys\nmatch sys.platform:\n    case 'linux':\n        def it(): ...\n    case _:\n        it = None",
+    "except*": "try:\n    def it(): ...\nexcept* ValueError:\n    it = None",
+    "walrus": "if (it := make()): ...",
+    "loop under a condition": "if True:\n    for it in make(): ...",
     "try": "try:\n    from numpy import it\nexcept ImportError:\n    it = None",
     "module __getattr__": "def __getattr__(name): ...",
     "globals": "globals()['it'] = 1",
@@ -381,6 +385,21 @@ def test_a_module_that_is_no_python_is_an_error_where_it_would_train(
     assert load_job(tmp_path / "job.toml").diagnostics[0].severity == severity
 
 
+def test_a_module_is_read_in_the_encoding_that_it_declares(said: Callable[..., Said], tmp_path: Path) -> None:
+    """As Python reads it; of one in another encoding nothing is said."""
+    text = "# B\xfcro\ndef it(a): ..."
+    said("")
+    for head, expected in (("# coding: latin-1\n", "EF204"), ("# coding: none\n", "EF209"), ("", "EF209")):
+        (tmp_path / "pkg" / "m.py").write_bytes((head + text).encode("latin-1"))
+        assert expected == load_job(tmp_path / "job.toml").diagnostics[0].code
+
+
+def test_an_error_without_a_line_is_told_without_one(said: Callable[..., Said]) -> None:
+    """A zero byte has no line in Python's words."""
+    [(code, message)] = said("def it(): ...\n\0")
+    assert (code, "None" in message) == ("EF208", False)
+
+
 def test_datasets_with_length_pass_whatever_they_inherit_from(said: Callable[..., Said]) -> None:
     """__len__ and __getitem__ may come from a base, or from one that cannot be read."""
     base = "class Base:\n    def __len__(self): ...\n"
@@ -398,6 +417,31 @@ def test_large_modules_are_cut_and_still_right(said: Callable[..., Said]) -> Non
     assert said(source, args="{ a = 1 }") == []
     assert said(source, args='{ a = "x" }') == [("EF205", 'pkg.m:it takes int as "a", not "x"')]
     assert said(source + "it = 5\n") == [("EF203", "pkg.m:it cannot be called: it is a number")]
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        "if True:\n    def it(b): ...",
+        "if True:\n    it = None",
+        "try:\n    from pkg.n import it\nexcept ImportError: ...",
+        "try:\n    from pkg.n import (\n        other,\n        it,\n    )\nexcept ImportError: ...",
+    ],
+)
+def test_a_large_module_that_may_bind_a_name_again_is_read_as_a_small_one(
+    said: Callable[..., Said], again: str
+) -> None:
+    """A second definition under a condition hides which one a run gets, however long the file is."""
+    source = f"def it(a): ...\n{again}\n"
+    for filler in ("", "# filler\n" * 4000):
+        assert [code for code, _ in said(source + filler, args="{ a = 1 }", n="def it(c): ...")] == ["EF209"]
+
+
+def test_keywords_are_no_suggestions(said: Callable[..., Said], tmp_path: Path) -> None:
+    """The words before a colon that begin a block are not among the names that a module has."""
+    said("try:\n    x = 1\nfinally:\n    y = 1\ndef real(): ...")
+    (found,) = load_job(tmp_path / "job.toml").diagnostics
+    assert found.help == "there are: real"
 
 
 def test_the_jobs_own_path_comes_before_installed_packages(said: Callable[..., Said], tmp_path: Path) -> None:
