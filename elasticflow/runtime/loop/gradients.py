@@ -7,7 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.errors import StateError
+from elasticflow.runtime.loop import kept
 from elasticflow.runtime.loop.batch import Batch
+from elasticflow.runtime.process.sharded_tensors import is_sharded
 from elasticflow.runtime.training import several_optimizers
 from elasticflow.runtime.training.ddp import DDPStep
 from elasticflow.runtime.training.exact import ExactStep
@@ -179,14 +181,17 @@ class LoopStep:
 
 
 def _require_of_model(model: nn.Module, optimizers: Mapping[str, Optimizer]) -> None:
-    """Make sure that the optimizers move nothing but *model*: no other gradients are exchanged.
+    """Make sure that the optimizers move nothing but *model*, and what the script itself has wrapped or sharded.
 
     Raises:
-        StateError: an optimizer moves something else; named.
+        StateError: an optimizer moves something whose gradients nothing exchanges; named.
     """
     own = {id(parameter) for parameter in model.parameters()}
     for name, optimizer in optimizers.items():
         others = [p for p in parameters_of([optimizer]) if p.requires_grad and id(p) not in own]
+        if others:
+            wrapped = kept.wrapped_parameters()
+            others = [p for p in others if id(p) not in wrapped and not is_sharded(p)]
         if others:
             raise StateError(
                 f"{name} moves a parameter of shape {tuple(others[0].shape)} that is not of the kept model (and {len(others) - 1} more), "

@@ -179,8 +179,17 @@ def bare(model: nn.Module) -> nn.Module:
 
 def is_wrapped(model: nn.Module) -> bool:
     """Return True if the script has wrapped *model* in DistributedDataParallel itself; slow: looks at every object of the process."""
-    wrappers = (each for each in gc.get_objects() if isinstance(each, DistributedDataParallel))
-    return any(bare(wrapper) is model or model in wrapper.modules() for wrapper in wrappers)
+    return any(bare(wrapper) is model or model in wrapper.modules() for wrapper in _wrappers())
+
+
+def wrapped_parameters() -> set[int]:
+    """Return `id` of the parameters whose gradients DistributedDataParallel exchanges; as slow as `is_wrapped`."""
+    return {id(parameter) for wrapper in _wrappers() for parameter in wrapper.parameters()}
+
+
+def _wrappers() -> list[DistributedDataParallel]:
+    # Not isinstance: it asks each object for its class, and torch's deprecated ones warn then.
+    return [each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel)]
 
 
 def parts_of(objects: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,16 +6,19 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.data.index_loader import Batch as OwnPart
-from elasticflow.runtime.loop.gradients import Gradients, LoopStep
+from elasticflow.runtime.loop.gradients import Gradients, LoopStep, _require_of_model
 from elasticflow.runtime.loop.kept import parts_of
 from elasticflow.runtime.loop.passes import Pass
 from elasticflow.runtime.process.position import Position
 from elasticflow.runtime.process.shard_layout import Sharding
+from elasticflow.runtime.process.torch_private import HashStore
 from elasticflow.runtime.state.state import State
 
 
@@ -33,6 +36,14 @@ def test_a_module_beside_the_model_is_refused_before_its_gradients_are_lost(
     ) as no:
         LoopStep(me, Gradients(), parts)
     assert "one module of all that is trained" in str(no.value.remedy)
+
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        wrapped = DistributedDataParallel(beside)  # the script exchanges its gradients
+        _require_of_model(model, {"optimizer": optimizer})
+        del wrapped
+    finally:
+        dist.destroy_process_group()
 
 
 def test_batches_whose_losses_count_their_items_add_up(me: Any) -> None:
