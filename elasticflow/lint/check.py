@@ -100,9 +100,8 @@ def lint_source(content: bytes, name: str, selection: Selection = EVERYTHING) ->
         ranks = Ranks(script)
         view = View(script, ranks, Collectives(script, ranks))
         findings = [each for rule in RULES for each in rule(view) if selection.wants(each.code)]
-    except (
-        RecursionError
-    ):  # an `elif` stands inside the `if` before it, an operand inside the operation behind it
+    except RecursionError:
+        # An `elif` stands inside the `if` before it, an operand inside the operation behind it.
         why = "nested too deeply to be read here: an expression, or a chain of elif, is very long"
         return [Diagnostic(codes.LINT_UNREADABLE, "error", why, name)]
     suppressions = suppressions_in(text) if findings else None

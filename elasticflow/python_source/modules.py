@@ -214,11 +214,8 @@ def source_of(module: Module) -> str:
     try:
         facts = module.file.stat()
         return _read(module.file, facts.st_mtime_ns, facts.st_size)
-    except (
-        OSError,
-        UnicodeDecodeError,
-        SyntaxError,
-    ) as error:  # SyntaxError: an encoding that does not exist
+    # A file that declares an encoding that does not exist is a SyntaxError.
+    except (OSError, UnicodeDecodeError, SyntaxError) as error:
         raise CannotTellError(f"{module.file} cannot be read") from error
 
 

@@ -55,10 +55,10 @@ class Box(NamedTuple):
     shards: Shards
 
 
-def is_sharded(tensor: Tensor) -> bool:
-    """True if *tensor* is a DTensor; imports nothing."""
+def is_sharded(value: Any) -> bool:
+    """True if *value* is a DTensor; imports nothing."""
     module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
+    return module is not None and isinstance(value, module.DTensor)
 
 
 def local_of(tensor: Tensor) -> Tensor:
@@ -71,9 +71,7 @@ def whole_of(value: Any) -> Any:
 
     A number that torch made of a sharded tensor, such as its norm, is a DTensor whose `item()` is of this rank's rows.
     """
-    is_part = isinstance(value, Tensor) and is_sharded(value)
-    tensor: Any = value
-    return tensor.full_tensor() if is_part else value
+    return value.full_tensor() if is_sharded(value) else value
 
 
 def require_whole_scalars(result: Mapping[Any, Any]) -> None:
@@ -83,7 +81,7 @@ def require_whole_scalars(result: Mapping[Any, Any]) -> None:
         StepResultError: a number was made of a sharded parameter; named.
     """
     for name, value in result.items():
-        if isinstance(value, Tensor) and not value.dim() and is_sharded(value):
+        if is_sharded(value) and not value.dim():
             raise StepResultError(
                 f"the scalar {name} was made of a parameter of a sharded model, and is of this worker's rows alone",
                 "log it in a hook with all_ranks = true by log_scalar; or log value.full_tensor(), which every rank calls",

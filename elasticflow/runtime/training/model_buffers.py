@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from elasticflow.runtime.process.torch_private import broadcast_coalesced, buffers_of, version_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from elasticflow.runtime.process.context import Worker
 
 BATCHNORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -66,8 +68,7 @@ class BufferWatch:
         return self._marks() != self._seen
 
     def _marks(self) -> list[tuple[int, int]]:
-        buffers = (table.get(name) for table, name in self._slots)
-        return [(id(buffer), version_of(buffer)) for buffer in buffers if buffer is not None]
+        return _marks_of(table.get(name) for table, name in self._slots)
 
 
 class _Remembered(NamedTuple):
@@ -99,12 +100,11 @@ class BuffersBefore:
     def remember(self) -> None:
         """Remember the buffers at the beginning of a step: in the first step all of them, later those of modules that change some."""
         places = range(len(self._tables))
-        marks = [_marks_of(table) for table in self._tables]
+        marks = [_marks_of(table.values()) for table in self._tables]
         if self._steps:
             self._changing |= {place for place in places if marks[place] != self._marks[place]}
-        if (
-            self._steps == 1
-        ):  # some operations change a buffer, and no count of its changes: a batch norm its statistics
+        # Some operations change a buffer, and no count of its changes: a batch norm its statistics.
+        if self._steps == 1:
             self._changing |= {place for place in places if any(b.has_changed() for b in self._before[place])}
         chosen = places if self._steps == 0 else sorted(self._changing)
         self._before = [_remembered(self._tables[place]) for place in chosen]
@@ -121,5 +121,6 @@ def _remembered(table: dict[str, Tensor | None]) -> list[_Remembered]:
     return [_Remembered(table, name, b, b.clone()) for name, b in table.items() if b is not None]
 
 
-def _marks_of(table: dict[str, Tensor | None]) -> list[tuple[int, int]]:
-    return [(id(buffer), version_of(buffer)) for buffer in table.values() if buffer is not None]
+def _marks_of(buffers: Iterable[Tensor | None]) -> list[tuple[int, int]]:
+    """Return what is another one once a buffer was replaced, or changed by an operation that counts changes."""
+    return [(id(buffer), version_of(buffer)) for buffer in buffers if buffer is not None]
