@@ -9,9 +9,11 @@ from __future__ import annotations
 import gc
 import weakref
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.errors import StateError
+from elasticflow.runtime.loop import carried_gradients
 from elasticflow.runtime.loop.kept import is_scaler
 from elasticflow.runtime.loop.movers import Movers
 from elasticflow.runtime.process.torch_private import has_gathered_gradients, version_of
@@ -43,6 +45,8 @@ class Pass:
         self._has_moved = self._has_settled = self._was_pending = self._has_gradients = False
         # `id` of parameters with gradients of `Run.gradients` that no optimizer has used.
         self._unused: set[int] = set()
+        self._carried: set[int] = set()  # those of them whose gradients are of a step that is over
+        self._own: carried_gradients.CarriedGradients | None = None
         self._buffers: list[Tensor] = []
         self._parameters: Callable[[], Iterable[Tensor]] = tuple
         self._sharded_modules: Sequence[Any] = ()
@@ -50,15 +54,21 @@ class Pass:
         self._movers: Movers | None = None
         self._buffer_versions = self._scale_version = 0
 
-    def watch(self, state: State) -> None:
-        """Notice from now on when an optimizer moves, and when buffers of the model change."""
+    def watch(self, state: State, *, computes_gradients: bool = True) -> None:
+        """Notice from now on when an optimizer moves, and when buffers of the model change.
+
+        Args:
+            computes_gradients: The script computes gradients itself; else `Run.gradients` does.
+        """
         owners = list(state.optimizers.values())
         self._buffers = list(state.model.buffers())
         self._scalers = [each for each in state.objects.values() if is_scaler(each)]
         self._parameters = lambda: parameters_of(owners)
         self._sharded_modules = state.sharded_modules
-        for optimizer in owners:
-            optimizer.register_step_post_hook(self._note_move)
+        for name, optimizer in state.optimizers.items():
+            optimizer.register_step_post_hook(partial(self._note_move, name))
+        if computes_gradients:
+            self._own = carried_gradients.CarriedGradients(state.optimizers)
         self._movers = Movers(state)
 
     def open(self, batch: Batch) -> None:
@@ -100,6 +110,10 @@ class Pass:
         Args:
             is_pending: The step belongs to a pass that only accumulated gradients, and no optimizer has moved since.
         """
+        if not is_pending:
+            self._carried = set(self._unused)
+            if self._own is not None:
+                self._own.end_step()
         self._has_moved, self._has_settled, self._was_pending = False, True, is_pending
         self._scale_version = self._version_of_scale()
 
@@ -186,6 +200,8 @@ class Pass:
             for p in self._parameters()
             if id(p) in self._unused and p.grad is not None
         ]
+        if self._carried:
+            self._carried &= {id(parameter) for parameter, gradient in left if gradient.any()}
         for parameter, _ in left:
             parameter.grad = None
         yield
@@ -193,10 +209,14 @@ class Pass:
             parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)
         self._unused = {id(p) for p in self._parameters() if p.grad is not None}
 
-    def _note_move(self, optimizer: Optimizer, *_: object) -> None:
+    def _note_move(self, name: str, optimizer: Optimizer, *_: object) -> None:
         self._has_moved = True
-        if self._unused:
-            self._unused -= {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if not self._unused:
+            return
+        moved = list(parameters_of([optimizer]))
+        if any(id(p) in self._carried and p.grad is not None and p.grad.any() for p in moved):
+            raise carried_gradients.refusal(name)
+        self._unused -= {id(p) for p in moved}
 
     def _sum_of_versions(self) -> int:
         return sum(map(version_of, self._buffers))

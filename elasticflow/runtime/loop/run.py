@@ -214,7 +214,7 @@ class Run:
             )
         if self._script is not None:
             self._own_data.note_seeds()
-            self._pass.watch(state)
+            self._pass.watch(state, computes_gradients=self._gradients is None)
             # The script's own variables, to name those that were forgotten.
             self._script.watch(state, self._snapshots, objects, caller=sys._getframe(1))  # noqa: SLF001
             self._script.resume(self._snapshots, self.schedule)

@@ -1,0 +1,115 @@
+"""Refuses an optimizer's move by gradients of an earlier step, since no snapshot holds gradients.
+
+A pass in which no optimizer moves belongs to the next step. But once an optimizer has moved, `Run.step` ends a step, a snapshot
+may be taken, and a restart begins without gradients. It would lose what an optimizer adds up over four passes while another
+optimizer moves in each, and gradients that no `zero_grad` removed.
+
+Gradients may also be removed before use: a GAN's generator leaves some in the discriminator. So nothing is refused before an
+optimizer moves.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.errors import StateError
+from elasticflow.runtime.process.sharded_tensors import is_sharded
+from elasticflow.runtime.process.torch_private import version_of
+from elasticflow.runtime.training.several_optimizers import parameters_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+    from torch.optim import Optimizer
+    from torch.utils.hooks import RemovableHandle
+
+# Moves of an optimizer in each launch that are looked at: a loop that carries gradients does so from the beginning.
+_MOVES = 3
+
+
+class CarriedGradients:
+    """Looks at the first moves of each optimizer in a loop that computes gradients itself. Every rank.
+
+    Gradients that no backward pass adds to the parameters, as those of `fully_shard` and of `torch.autograd.grad`, are not seen.
+
+    Args:
+        optimizers: The kept optimizers by name.
+    """
+
+    def __init__(self, optimizers: Mapping[str, Optimizer]) -> None:
+        self._probes = [_Probe(name, optimizer) for name, optimizer in optimizers.items()]
+
+    def end_step(self) -> None:
+        """Note that `Run.step` has ended a step in which an optimizer moved."""
+        for probe in self._probes:
+            probe.end_step()
+        self._probes = [probe for probe in self._probes if probe.looks]
+
+
+class _Probe:
+    """One parameter of an optimizer: the first that a backward pass reaches, so that few gradients are read."""
+
+    def __init__(self, name: str, optimizer: Optimizer) -> None:
+        self._name, self._moves_left = name, _MOVES
+        self._parameter: Tensor | None = None
+        # Its gradient holds some of an earlier step; a backward pass of this step has added to it.
+        self._is_carried = self._has_added = False
+        self._at_end: tuple[Tensor, int] | None = None  # its gradient at the end of the last step
+        self._hooks: list[RemovableHandle] = [
+            p.register_hook(partial(self._before_adding, p))  # type: ignore[no-untyped-call]
+            for p in parameters_of([optimizer])
+            if p.requires_grad and not is_sharded(p)
+        ]
+        self._hooks.append(optimizer.register_step_pre_hook(self._before_move))
+
+    @property
+    def looks(self) -> bool:
+        """True if some of the first moves are still to come."""
+        return self._moves_left > 0
+
+    def end_step(self) -> None:
+        """Note that a step is over."""
+        if not self.looks:
+            for hook in self._hooks:
+                hook.remove()
+            return
+        gradient = None if self._parameter is None else self._parameter.grad
+        self._at_end = None if gradient is None else (gradient, version_of(gradient))
+        self._has_added = False
+
+    def _before_adding(self, parameter: Tensor, _: Tensor) -> None:
+        if self._parameter is None:
+            self._parameter = parameter
+        if parameter is not self._parameter or not self.looks:
+            return
+        if parameter.grad is None or not parameter.grad.any():
+            self._is_carried = False
+        elif self._at_end is not None and not self._has_added:
+            self._is_carried = True
+        self._has_added = True
+
+    def _before_move(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._parameter is None or not self.looks:
+            return
+        makes_gradients = len(args) > 1 or kwargs.get("closure") is not None  # within the move
+        gradient = None if makes_gradients else self._parameter.grad
+        if gradient is not None and (self._is_carried or self._is_left(gradient)) and gradient.any():
+            raise refusal(self._name)
+        self._moves_left -= 1
+
+    def _is_left(self, gradient: Tensor) -> bool:
+        """Return True if *gradient* is as the last step left it."""
+        at_end = None if self._has_added else self._at_end
+        return at_end is not None and gradient is at_end[0] and version_of(gradient) == at_end[1]
+
+
+def refusal(name: str) -> StateError:
+    """Return the error for the optimizer called *name*, which moves by gradients of an earlier step."""
+    return StateError(
+        f"{name} moves by gradients of an earlier step, which run.step has ended: a snapshot between the two holds no gradients, "
+        "and a restart would continue without them",
+        "call zero_grad() in each step; where gradients are added up over several passes, let all optimizers move in the same "
+        "passes, or use batch.parts(4) within one pass",
+    )
