@@ -39,7 +39,7 @@ class Loop:
 
     def backward(self) -> None:
         """Add gradients to all parameters."""
-        self.loss().backward()
+        self.loss().backward()  # type: ignore[no-untyped-call]
 
     def end(self) -> None:
         """End a pass."""
