@@ -83,6 +83,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(STORY_S))
 
 
+def pytest_collection_finish() -> None:
+    """Have the collector leave out what the tests' modules made: each full collection would walk 800,000 objects more."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Keep unit tests from starting processes and from writing outside their temporary folders; check what others' runs wrote."""
