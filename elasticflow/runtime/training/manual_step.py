@@ -287,7 +287,8 @@ class ManualStep:
 def _add_up(parameters: list[nn.Parameter], weight: float) -> Tensor:
     """Give parameters of one dtype the sum over all ranks of gradient times weight; return how many ranks have each."""
     pieces = [_piece(parameter, weight) for parameter in parameters]
-    is_used = [float(parameter.grad is not None) for parameter in parameters]
+    # A rank without samples has gradients of an earlier move, which count nothing.
+    is_used = [float(weight > 0 and parameter.grad is not None) for parameter in parameters]
     used = host_copies.to_device(is_used, pieces[0].device, pieces[0].dtype)
     flat = torch.cat([*pieces, used])
     dist.all_reduce(flat)
