@@ -97,8 +97,7 @@ class ManualStep:
         )
         if worker.world_size > 1:
             model_buffers.send(worker, [t.detach() for t in (*model.parameters(), *model.buffers())])
-        self._watch = model_buffers.BufferWatch(worker, model)
-        self._before_step = model_buffers.BuffersBefore(model)
+        self._buffers = model_buffers.ModelBuffers(worker, model)
         self._weight = 0.0  # this rank's samples, as a part of the global batch
         self._scalars = Scalars(worker, worker.world_size)
         self._norms: dict[str, float] = {}  # of the gradients of each optimizer's parameters
@@ -122,8 +121,7 @@ class ManualStep:
                 "moves its optimizers is called once",
                 "leave out dataset.micro_batch_size",
             )
-        self._watch.before_step()
-        self._before_step.remember()
+        self._buffers.before_step()
         worker.generators.look()
         for parameter in self._trained:
             parameter.grad = None  # gradients that a step leaves behind are in no snapshot
@@ -137,7 +135,7 @@ class ManualStep:
             worker.generators.seed_model(batch.model_keys[0])
             return self._lead(data, count / batch.samples)
         except _Abandoned:
-            self._before_step.restore()
+            self._buffers.restore()
             worker.agree_to_stop()
             return math.nan
 
