@@ -255,13 +255,10 @@ class DeferredBuild(torch_private.TorchDispatchMode):  # type: ignore[misc]
     def _computed(
         self, func: Any, args: Any, kwargs: Any, written: list[Tensor], *, to_scratch: bool = False
     ) -> Any:
-        """Return what an operation makes of the values that its tensors have now.
-
-        Args:
-            written: Tensors that it writes: real ones, or with *to_scratch* any, of which it is given others in their place.
+        """Return what an operation makes of the values that its tensors have now; with *to_scratch* it writes others than *written*.
 
         Raises:
-            StateError: it writes a tensor without memory.
+            StateError: it would write a tensor without memory.
         """
         if not to_scratch and any(tensor.is_meta for tensor in written):
             raise StateError(
