@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.tensor import _random as random_of_dtensor
 
 from elasticflow.run_folder import RunFolder
 from elasticflow.runtime.process import stopping
 from elasticflow.runtime.process.context import Moments
 from elasticflow.runtime.process.random_streams import Generators
 from elasticflow.runtime.process.shard_layout import ShardLayout
+from elasticflow.runtime.process.torch_private import HashStore
 from elasticflow.runtime.process.votes import Vote
 from elasticflow.runtime.snapshot import restore
 from elasticflow.snapshots.read import load
@@ -130,6 +133,16 @@ def groups(tmp_path: Path, forked: ForkedPrograms) -> Iterator[Any]:
     yield make
     for group in made:
         group.kill()
+
+
+@pytest.fixture
+def alone() -> Iterator[Any]:
+    """Be the only rank of a group; yield the group. What refuses draws is gone afterwards."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+    place: Any = random_of_dtensor
+    place._rng_tracker = None
 
 
 class StandIn(SimpleNamespace):

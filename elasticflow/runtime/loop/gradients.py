@@ -71,6 +71,21 @@ class Gradients:
                 "optimizers depend on the number of workers",
                 "leave virtual_shards out",
             )
+        if self.moves_optimizers and self.precision != "fp32":
+            raise StateError(
+                f"elasticflow.Gradients(moves_optimizers=True, precision={self.precision!r}): the function makes the forwards itself",
+                "leave precision out, and use torch.autocast in the function",
+            )
+        if self.moves_optimizers and self.on_nonfinite == "skip":
+            raise StateError(
+                'elasticflow.Gradients(moves_optimizers=True, on_nonfinite="skip"): an optimizer may have moved by then',
+                "leave on_nonfinite out: gradients that are not finite end the run",
+            )
+        if self.clip_grad_norm is not None and not self.moves_optimizers:
+            raise StateError(
+                f"elasticflow.Gradients(clip_grad_norm={self.clip_grad_norm!r}) is for moves_optimizers=True, and would clip nothing",
+                "call torch.nn.utils.clip_grad_norm_ between run.gradients and optimizer.step()",
+            )
 
 
 class LoopStep:

@@ -16,13 +16,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.measuring.marks import mark
-from elasticflow.runtime.process import host_copies, torch_private
-from elasticflow.runtime.training import model_buffers
 from elasticflow.runtime.training.replicated_step import ReplicatedStep
 from elasticflow.runtime.training.step_row import NO_REQUESTS, ROW_SIZE, StepRow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from elasticflow.runtime.data.index_loader import Batch
     from elasticflow.runtime.process.context import Worker
@@ -40,20 +38,19 @@ def wrap(model: nn.Module, device: torch.device, **options: Any) -> DistributedD
     if device.type != "cpu":
         options = {"device_ids": [device.index], **options}
     replicas = DistributedDataParallel(model, **options)
-    if hasattr(model, torch_private.COMPILED_MODEL) or options.get("static_graph"):
-        return replicas  # its forward is compiled, or the first two are counted
-    own = vars(model).get("forward")  # of this object, as libraries patch it
-    model.forward = lambda: _nothing(model)
-    try:
-        for _ in range(2):
-            torch.autograd.backward(replicas())
-    finally:
-        del model.forward
-        if own is not None:
-            model.forward = own
-        for parameter in model.parameters():
-            parameter.grad = None
+    # Neither the forward of the model nor its hooks may run without inputs.
+    replicas.module = _WithBallot(model, lambda: (_nothing(model),))
+    _settle_buckets(replicas, options)
+    replicas.module = model
+    for parameter in model.parameters():
+        parameter.grad = None
     return replicas
+
+
+def _settle_buckets(replicas: DistributedDataParallel, options: Mapping[str, Any], *given: Any) -> None:
+    """Make two backwards that do nothing, each behind a forward of *given*; none where torch goes by the graph of the first step."""
+    for _ in range(0 if options.get("static_graph") else 2):
+        torch.autograd.backward(replicas(*given))
 
 
 class DDPStep(ReplicatedStep):
@@ -87,7 +84,6 @@ class DDPStep(ReplicatedStep):
             if worker.world_size > 1:
                 nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
         super().__init__(worker, model, training_step, parts=worker.world_size, **options)
-        self._before = model_buffers.BuffersBefore(model)
         self._loss: float | Tensor = 0.0
         self._count: float | Tensor = 0.0
         self._values = torch.zeros(ROW_SIZE, dtype=torch.float32)
@@ -106,17 +102,11 @@ class DDPStep(ReplicatedStep):
         self._ddp = None  # its hooks end with it
         held = [(parameter, parameter.grad) for parameter in self._replica.parameters()]
         self._ddp = DistributedDataParallel(self._replica, forward_sync_buffers=False, **self._of_ddp)
-        # It orders its buckets anew after the first backward, as `wrap` says.
-        for _ in range(2):
-            torch.autograd.backward(self._ddp(None, 0, 1, lambda: NO_REQUESTS))
+        _settle_buckets(self._ddp, self._of_ddp, None, 0, 1, lambda: NO_REQUESTS)
         for parameter, gradient in held:
             parameter.grad = gradient
 
-    def _restore_buffers(self) -> None:
-        self._before.restore()
-
     def _sum_of(self, batch: Batch) -> StepRow:
-        self._before.remember()
         left = max(1, len(batch.model_keys))
         if self._is_synced and not batch.model_keys:
             raise StateError(
@@ -172,8 +162,7 @@ class DDPStep(ReplicatedStep):
     def _votes(self, requests: Sequence[float]) -> Tensor:
         row = StepRow(self._loss, self._count, requests, self._scalars.numbers(self._worker.rank))
         if not self._is_here:
-            numbers_there = host_copies.to_device(row.to_numbers(), self._ballot.device, torch.float32)
-            return row.fill_in(numbers_there)
+            return row.on(self._ballot.device, torch.float32)
         numbers = row.to_numbers(places=0)
         self._array[: len(numbers)] = numbers
         return self._values

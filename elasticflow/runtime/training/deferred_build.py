@@ -35,6 +35,7 @@ _ANSWERS: dict[Any, Any] = {
     Tensor.is_cpu.__get__: True,  # type: ignore[attr-defined]
     Tensor.device.__get__: _CPU,
 }
+_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -202,6 +203,9 @@ class DeferredBuild(torch_private.TorchDispatchMode):  # type: ignore[misc]
         tensors = [each for each in _leaves((args, kwargs)) if isinstance(each, Tensor)]
         if any(tensor.is_meta for tensor in tensors):
             return self._noted(func, args, kwargs, tensors)
+        if func is torch.ops.aten.scalar_tensor.default and kwargs.get("device") == _META:
+            # Torch makes the value of `weight[rows] = 0` where the weight seems to lie.
+            return self._noted(func, args, {**kwargs, "device": _CPU}, tensors)
         if tensors or not _makes_on_cpu(func, kwargs):
             return func(*args, **kwargs)
         shape = func(*args, **{**kwargs, "device": _META, "pin_memory": False})
@@ -220,23 +224,23 @@ class DeferredBuild(torch_private.TorchDispatchMode):  # type: ignore[misc]
             if isinstance(each, Tensor)
         ]
         if _DATA_DEPENDENT & {*func.tags} or not all(tensor.is_meta for tensor in written):
-            # The code needs the values now.
-            return func(
-                *torch_private.tree_map(self._value_now, args),
-                **torch_private.tree_map(self._value_now, kwargs),
-            )
-        states = None
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            states = _generator_of(kwargs).get_state()
-            # As many draws as the operation itself makes.
-            func(*torch_private.tree_map(_scratch, args), **torch_private.tree_map(_scratch, kwargs))
+            return self._computed(func, args, kwargs, written)
         on_meta = {**kwargs, "device": _META} if "device" in kwargs or not tensors else kwargs
         if "pin_memory" in on_meta:
             on_meta = {**on_meta, "pin_memory": False}
         generator = {"generator": None} if on_meta.get("generator") is not None else {}
-        result = func(
-            *torch_private.tree_map(_shape, args), **torch_private.tree_map(_shape, {**on_meta, **generator})
-        )
+        try:
+            result = func(
+                *torch_private.tree_map(_shape, args),
+                **torch_private.tree_map(_shape, {**on_meta, **generator}),
+            )
+        except NotImplementedError:  # has no form for tensors without memory
+            return self._computed(func, args, kwargs, written)
+        states = None
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            states = _generator_of(kwargs).get_state()
+            # As many draws as the operation itself makes, which may depend on the values that it reads.
+            self._computed(func, args, kwargs, written, to_scratch=True)
         sources = {id(t.untyped_storage()): t.untyped_storage() for t in tensors if t.is_meta}
         made = tuple(
             _Place.of(each)
@@ -247,6 +251,26 @@ class DeferredBuild(torch_private.TorchDispatchMode):  # type: ignore[misc]
         if written or any(made):
             self._note(func, (args, kwargs), made, states, written, sources)
         return result
+
+    def _computed(
+        self, func: Any, args: Any, kwargs: Any, written: list[Tensor], *, to_scratch: bool = False
+    ) -> Any:
+        """Return what an operation makes of the values that its tensors have now; with *to_scratch* it writes others than *written*.
+
+        Raises:
+            StateError: it would write a tensor without memory.
+        """
+        if not to_scratch and any(tensor.is_meta for tensor in written):
+            raise StateError(
+                f"{func}, by which the code builds the model, writes large tensors and depends on values or writes small ones, too",
+                'leave parallel.init = "meta" out',
+            )
+        scratched = set(map(id, written))
+
+        def value_of(each: Any) -> Any:
+            return _scratch(each) if id(each) in scratched else self._value_now(each)
+
+        return func(*torch_private.tree_map(value_of, args), **torch_private.tree_map(value_of, kwargs))
 
     def _note(
         self,
@@ -284,6 +308,9 @@ class _Posing(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Answer for a tensor, or call *func*."""
         del types
+        if func == _SET_DATA and args[0].is_meta and not args[1].is_meta:
+            # Torch exchanges the data of tensors of one device alone.
+            args = args[0], torch.empty(args[1].shape, dtype=args[1].dtype).copy_(args[1])
         return _ANSWERS[func] if func in _ANSWERS and not kwargs else func(*args, **(kwargs or {}))
 
 

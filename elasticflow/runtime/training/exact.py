@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.measuring.marks import mark
-from elasticflow.runtime.process import environment, host_copies
+from elasticflow.runtime.process import environment
 from elasticflow.runtime.process.position import even_split
-from elasticflow.runtime.process.torch_private import foreach_copy_, foreach_div_
+from elasticflow.runtime.process.torch_private import buffers_of, foreach_copy_, foreach_div_
 from elasticflow.runtime.training import determinism, model_buffers
 from elasticflow.runtime.training.fixed_order_sum import BucketLayout, FixedOrderAllReduce
 from elasticflow.runtime.training.replicated_step import ReplicatedStep
-from elasticflow.runtime.training.step_row import NO_REQUESTS, ROW_SIZE, StepRow
+from elasticflow.runtime.training.step_row import NO_REQUESTS, ROW_SIZE, StepRow, row_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,6 +47,7 @@ class ExactStep(ReplicatedStep):
     """
 
     is_exact = True
+    _keeps_all_buffers = True
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class ExactStep(ReplicatedStep):
             determinism.keep_freed_memory()
         self._low, self._high = even_split(virtual_shards, worker.world_size, worker.rank)
         model_buffers.send(worker, [t.detach() for t in (*model.parameters(), *model.buffers())])
-        self._buffers = ShardBuffers(model)
+        self._buffers = ShardBuffers(model, self._model_buffers)
         self._virtual_shards = virtual_shards
         self._lay_out()
 
@@ -72,7 +73,7 @@ class ExactStep(ReplicatedStep):
         """Lay out what travels of a virtual shard: the step's row, BatchNorm's buffers and the gradients of the trained parameters."""
         worker = self._worker
         # Behind the requests and scalars in how many shards there were samples, and in how many each parameter was used.
-        numbers = torch.zeros(ROW_SIZE + 1 + len(self._parameters), device=worker.device)
+        numbers = torch.zeros(ROW_SIZE + 1 + len(self._parameters), dtype=row_dtype(), device=worker.device)
         leaf = [numbers, *self._buffers.carried(is_first=False), *self._parameters]
         self._leaf_size, self._gradients_from = len(leaf), len(leaf) - len(self._parameters)
         layout = BucketLayout(leaf, worker.world_size)
@@ -105,8 +106,6 @@ class ExactStep(ReplicatedStep):
             given = None
             if count:
                 given = self._run(shard, data, count, batch.samples)
-            elif shard == 0:
-                self._buffers.carry_nothing()
             with mark("exchange"):
                 self._exchange.push(shard, self._leaf(shard, given))
         with mark("exchange"):
@@ -118,9 +117,6 @@ class ExactStep(ReplicatedStep):
             parameter.grad = gradient if uses else None  # as where one process trains: no decay moves it
         self._buffers.end(totals[1 : self._gradients_from], with_samples)
         return row
-
-    def _restore_buffers(self) -> None:
-        self._buffers.restore()
 
     def _run(
         self, shard: int, data: Any, num_samples: int, total: int
@@ -171,7 +167,7 @@ class ExactStep(ReplicatedStep):
             carried = self._buffers.carried(is_first=shard == 0)
         extra = (float(given is not None), *used)
         row = StepRow(loss, count, requests, self._scalars.numbers(shard), extra)
-        numbers = row.fill_in(host_copies.to_device(row.to_numbers(), self._worker.device))
+        numbers = row.on(self._worker.device)
         return [numbers, *carried, *gradients]
 
 
@@ -199,62 +195,61 @@ def _dense(gradient: Tensor | None) -> Tensor | None:
 
 
 class ShardBuffers:
-    """The model's buffers within a step: each shard begins with the same; BatchNorm's travel with the gradients."""
+    """The model's buffers within a step: each shard begins with the same; BatchNorm's travel with the gradients.
 
-    def __init__(self, model: nn.Module) -> None:
-        self._all = list(model.buffers())
+    Args:
+        buffers: Remembers all buffers before each step.
+    """
+
+    def __init__(self, model: nn.Module, buffers: model_buffers.ModelBuffers) -> None:
+        self._buffers = buffers
         norms = [m for m in model.modules() if isinstance(m, model_buffers.BATCHNORMS)]
         own = [b for norm in norms for b in norm.buffers(recurse=False)]
         self._means = [b for b in own if b.is_floating_point()]
         self._counters = [b for b in own if not b.is_floating_point()]
-        carried = {id(b) for b in own}
-        self._others = [b for b in self._all if id(b) not in carried]
-        self._before: list[Tensor] = []
-        self._first: list[Tensor] = []
+        others = [m for m in model.modules() if not isinstance(m, model_buffers.BATCHNORMS)]
+        self._others = [table for table in map(buffers_of, others) if table]
+        self._counted: list[Tensor] = []
+        self._first: list[tuple[dict[str, Tensor | None], str, Tensor]] = []
 
     def begin(self) -> None:
-        """Remember the buffers at the beginning of a step."""
-        self._before, self._first = [b.clone() for b in self._all], []
+        """Begin a step."""
+        self._counted, self._first = [b.clone() for b in self._counters], []
 
     def restore(self) -> None:
         """Restore the buffers to the beginning of the step."""
-        if self._all:
-            foreach_copy_(self._all, self._before)
+        self._buffers.restore()
 
     def carried(self, *, is_first: bool) -> list[Tensor]:
         """Return the buffers after a shard: the statistics, and the amount by which the first shard raised each counter."""
         raised = [b.new_zeros((), dtype=torch.float32) for b in self._counters]
-        if is_first and self._before:
-            was = self._was()
-            for number, counter in zip(raised, self._counters, strict=True):
-                number.copy_(counter - was[id(counter)])
-            self._first = [b.clone() for b in self._others]
+        if is_first:
+            for number, counter, was in zip(raised, self._counters, self._counted, strict=True):
+                number.copy_(counter - was)
+            # A forward may have assigned other tensors.
+            self._first = [
+                (table, name, buffer.detach().clone())
+                for table in self._others
+                for name, buffer in table.items()
+                if buffer is not None
+            ]
         return [*(b.clone() for b in self._means), *raised]
 
-    def carry_nothing(self) -> None:
-        """The first shard has no samples: what it would have made of buffers other than BatchNorm's, they were."""
-        was = self._was()
-        self._first = [was[id(b)] for b in self._others]
-
     def end(self, totals: list[Tensor], shards: float) -> None:
-        """Load the combined result of all shards into the buffers."""
-        self._restore_counters()
+        """Load the combined result of all shards into the buffers. Without samples for the first shard the others are as before."""
+        self.restore()
         means = len(self._means)
         if means:
             foreach_copy_(self._means, totals[:means])
             foreach_div_(self._means, shards)
         for total, counter in zip(totals[means:], self._counters, strict=True):
             counter.add_(total.to(counter.dtype))
-        if self._first:
-            foreach_copy_(self._others, self._first)
-
-    def _was(self) -> dict[int, Tensor]:
-        return {id(b): old for b, old in zip(self._all, self._before, strict=True)}
-
-    def _restore_counters(self) -> None:
-        was = self._was()
-        for counter in self._counters:
-            counter.copy_(was[id(counter)])
+        for table, name, value in self._first:
+            buffer = table[name]
+            if buffer is None or buffer.shape != value.shape:
+                table[name] = value
+            else:
+                buffer.copy_(value)
 
 
 class EarlyBuckets:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,7 +33,8 @@ class Checkpointed(nn.Module):
         forward = super().forward
         if not (self.training and torch.is_grad_enabled()):
             return forward(*args, **kwargs)
-        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+        # Torch takes arguments of some names, such as `debug`, for its own.
+        return checkpoint(partial(forward, **kwargs), *args, use_reentrant=False)
 
 
 def checkpoint_activations(model: nn.Module, globs: Sequence[str] | None = None) -> list[str]:

@@ -97,8 +97,7 @@ class ManualStep:
         )
         if worker.world_size > 1:
             model_buffers.send(worker, [t.detach() for t in (*model.parameters(), *model.buffers())])
-        self._watch = model_buffers.BufferWatch(worker, model)
-        self._before_step = model_buffers.BuffersBefore(model)
+        self._buffers = model_buffers.ModelBuffers(worker, model)
         self._weight = 0.0  # this rank's samples, as a part of the global batch
         self._scalars = Scalars(worker, worker.world_size)
         self._norms: dict[str, float] = {}  # of the gradients of each optimizer's parameters
@@ -122,8 +121,7 @@ class ManualStep:
                 "moves its optimizers is called once",
                 "leave out dataset.micro_batch_size",
             )
-        self._watch.before_step()
-        self._before_step.remember()
+        self._buffers.before_step()
         worker.generators.look()
         for parameter in self._trained:
             parameter.grad = None  # gradients that a step leaves behind are in no snapshot
@@ -137,7 +135,7 @@ class ManualStep:
             worker.generators.seed_model(batch.model_keys[0])
             return self._lead(data, count / batch.samples)
         except _Abandoned:
-            self._before_step.restore()
+            self._buffers.restore()
             worker.agree_to_stop()
             return math.nan
 
@@ -287,7 +285,8 @@ class ManualStep:
 def _add_up(parameters: list[nn.Parameter], weight: float) -> Tensor:
     """Give parameters of one dtype the sum over all ranks of gradient times weight; return how many ranks have each."""
     pieces = [_piece(parameter, weight) for parameter in parameters]
-    is_used = [float(parameter.grad is not None) for parameter in parameters]
+    # A rank without samples has gradients of an earlier move, which count nothing.
+    is_used = [float(weight > 0 and parameter.grad is not None) for parameter in parameters]
     used = host_copies.to_device(is_used, pieces[0].device, pieces[0].dtype)
     flat = torch.cat([*pieces, used])
     dist.all_reduce(flat)

@@ -7,14 +7,18 @@ which sends them at every step. Other buffers are sent after each step that chan
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from elasticflow.runtime.process.torch_private import broadcast_coalesced, buffers_of, version_of
+from elasticflow.runtime.process.torch_private import (
+    broadcast_coalesced,
+    buffers_of,
+    foreach_copy_,
+    version_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,37 +42,77 @@ def send(worker: Worker, buffers: list[Tensor]) -> None:
         broadcast_coalesced(group, buffers, _BUCKET_BYTES)
 
 
-class BufferWatch:
-    """Has all ranks take over rank 0's buffers before a step that may read them, where some rank changed its own.
+class ModelBuffers:
+    """The model's buffers before each step: equal on all ranks where a step may read them, and remembered, to be restored.
 
-    Whether one did travels with the ranks' votes.
+    All ranks take over rank 0's after a step in which some rank changed its own; whether one did travels with the ranks' votes.
+
+    Masks and tables never change, and may be large: after the first step only modules are remembered whose buffers have changed.
+
+    Args:
+        keeps_all: Remember all buffers before each step, also those that never changed.
     """
 
-    def __init__(self, worker: Worker, model: nn.Module) -> None:
-        self._worker = worker
-        self._slots = [
+    def __init__(self, worker: Worker, model: nn.Module, *, keeps_all: bool = False) -> None:
+        self._worker, self._keeps_all = worker, keeps_all
+        self._tables = [table for table in map(buffers_of, model.modules()) if table]
+        self._sent = [
             (buffers_of(module), name)
             for module in model.modules()
             if type(module) not in BATCHNORMS
             for name in buffers_of(module)
         ]
-        self._seen = self._marks()
-        is_needed = worker.world_size > 1 and bool(self._slots)
+        self._changing: set[int] = set()  # places in `_tables`
+        self._marks: list[list[tuple[int, int]]] = []
+        self._before: list[_Remembered] = []
+        self._steps = 0
+        # After the first step it is not known yet: only the next step compares values.
+        self._may_change_uncounted = True
+        self._seen = self._marks_of_sent()
+        is_needed = worker.world_size > 1 and bool(self._sent)
         worker.vote.when("buffers", self._have_changed if is_needed else bool)
         worker.vote.buffers = is_needed  # before the first step, too
 
     def before_step(self) -> None:
-        """Give every rank rank 0's watched buffers if some rank's have changed. Collective: every rank."""
+        """Take over rank 0's buffers if some rank has changed its own, and remember them. Collective: every rank."""
+        if not self._keeps_all and self._steps:
+            self._find_changing()
         if self._worker.vote.buffers:
-            buffers = [buffer for table, name in self._slots if (buffer := table[name]) is not None]
-            send(self._worker, buffers)
-            self._seen = self._marks()
+            send(self._worker, [b for table, name in self._sent if (b := table[name]) is not None])
+            self._seen = self._marks_of_sent()
+        chosen = sorted(self._changing) if self._steps and not self._keeps_all else range(len(self._tables))
+        self._before = [
+            _Remembered(self._tables[place], name, buffer, buffer.detach().clone())
+            for place in chosen
+            for name, buffer in self._tables[place].items()
+            if buffer is not None
+        ]
+        self._marks, self._steps = [_marks_of(table.values()) for table in self._tables], self._steps + 1
+
+    def restore(self) -> None:
+        """Restore the buffers to the beginning of the step, in the same tensors, also where a forward assigned others."""
+        for table, name, buffer, _ in self._before:
+            table[name] = buffer
+        if self._before:
+            with torch.no_grad():
+                foreach_copy_([b.buffer for b in self._before], [b.value for b in self._before])
+
+    def _find_changing(self) -> None:
+        marks = [_marks_of(table.values()) for table in self._tables]
+        self._changing |= {place for place, mark in enumerate(marks) if mark != self._marks[place]}
+        if self._steps > 1:
+            return
+        # Some operations change a buffer, and no count of its changes: a batch norm its statistics, code that writes `buffer.data`.
+        changed = {id(b.table) for b in self._before if b.has_changed()}
+        uncounted = changed - {id(self._tables[place]) for place in self._changing}
+        self._changing |= {place for place, table in enumerate(self._tables) if id(table) in changed}
+        self._may_change_uncounted = any(id(table) in uncounted for table, _ in self._sent)
 
     def _have_changed(self) -> bool:
-        return self._marks() != self._seen
+        return self._keeps_all or self._may_change_uncounted or self._marks_of_sent() != self._seen
 
-    def _marks(self) -> list[tuple[int, int]]:
-        return _marks_of(table.get(name) for table, name in self._slots)
+    def _marks_of_sent(self) -> list[tuple[int, int]]:
+        return _marks_of(table.get(name) for table, name in self._sent)
 
 
 class _Remembered(NamedTuple):
@@ -82,43 +126,6 @@ class _Remembered(NamedTuple):
     def has_changed(self) -> bool:
         now = self.table.get(self.name)
         return now is not self.buffer or not torch.equal(now, self.value)
-
-
-class BuffersBefore:
-    """The model's buffers as they were before a step, to be restored if the step turns out not to count.
-
-    Masks and tables never change, and may be large: after the first step only modules are copied whose buffers have changed.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._tables = [table for table in map(buffers_of, model.modules()) if table]
-        self._changing: set[int] = set()  # places in `_tables`
-        self._marks: list[list[tuple[int, int]]] = []
-        self._before: list[list[_Remembered]] = []
-        self._steps = 0
-
-    def remember(self) -> None:
-        """Remember the buffers at the beginning of a step: in the first step all of them, later those of modules that change some."""
-        places = range(len(self._tables))
-        marks = [_marks_of(table.values()) for table in self._tables]
-        if self._steps:
-            self._changing |= {place for place in places if marks[place] != self._marks[place]}
-        # Some operations change a buffer, and no count of its changes: a batch norm its statistics.
-        if self._steps == 1:
-            self._changing |= {place for place in places if any(b.has_changed() for b in self._before[place])}
-        chosen = places if self._steps == 0 else sorted(self._changing)
-        self._before = [_remembered(self._tables[place]) for place in chosen]
-        self._marks, self._steps = marks, self._steps + 1
-
-    def restore(self) -> None:
-        """Restore what was remembered, into the same tensors."""
-        for table, name, buffer, value in chain.from_iterable(self._before):
-            table[name] = buffer
-            buffer.copy_(value)
-
-
-def _remembered(table: dict[str, Tensor | None]) -> list[_Remembered]:
-    return [_Remembered(table, name, b, b.clone()) for name, b in table.items() if b is not None]
 
 
 def _marks_of(buffers: Iterable[Tensor | None]) -> list[tuple[int, int]]:

@@ -17,9 +17,10 @@ from elasticflow.runtime.process.sharded_tensors import require_whole_scalars
 from elasticflow.runtime.process.stopping import Leaving, request_stop
 from elasticflow.runtime.process.torch_private import foreach_div_
 from elasticflow.runtime.process.votes import LEAVE
-from elasticflow.runtime.training import model_buffers, replicable
+from elasticflow.runtime.training import replicable
 from elasticflow.runtime.training.loss import parse_loss, require_count
 from elasticflow.runtime.training.loss_weights import first_look
+from elasticflow.runtime.training.model_buffers import ModelBuffers
 from elasticflow.runtime.training.precision import autocast
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ class ReplicatedStep(ABC):
     _is_synced = False
     # The ranks of a replica may share the model.
     _takes_sharded = False
+    # Each part of a step begins with the same buffers.
+    _keeps_all_buffers = False
 
     def __init__(
         self,
@@ -81,7 +84,7 @@ class ReplicatedStep(ABC):
         self._parameters = [p for p in self._all if p.requires_grad]
         self._scalars = Scalars(worker, parts)
         self._is_here = worker.device.type == "cpu"
-        self._watch = model_buffers.BufferWatch(worker, model)
+        self._model_buffers = ModelBuffers(worker, model, keeps_all=self._keeps_all_buffers)
         self._first_look: FirstLook | None = None
         self.was_skipped = False
 
@@ -96,7 +99,7 @@ class ReplicatedStep(ABC):
         """
         worker = self._worker
         self._follow_frozen()
-        self._watch.before_step()
+        self._model_buffers.before_step()
         worker.generators.look()  # what the optimizer drew
         self._scalars.begin()
         if batch.end.step <= 2:
@@ -104,7 +107,7 @@ class ReplicatedStep(ABC):
         row = self._sum_of(batch)
         worker.vote.resolve(row.requests)
         if worker.vote.stop:
-            self._restore_buffers()
+            self._model_buffers.restore()
             worker.agree_to_stop()
             return math.nan
         worker.generators.are_used |= worker.vote.random
@@ -116,7 +119,7 @@ class ReplicatedStep(ABC):
         worker.progress.note_step(num_items, scalars)
         self.was_skipped = not math.isfinite(loss)
         if self.was_skipped:
-            self._restore_buffers()
+            self._model_buffers.restore()
             self._skip(batch.end.step, loss)
         return float(loss)
 
@@ -144,10 +147,6 @@ class ReplicatedStep(ABC):
     @abstractmethod
     def _exchange_others(self, before: list[nn.Parameter]) -> None:
         """Exchange the gradients of `_parameters` from now on, and no longer those of *before*. Collective: every rank."""
-
-    @abstractmethod
-    def _restore_buffers(self) -> None:
-        """Restore the model's buffers after a step that does not count has changed them."""
 
     def _pieces(self, batch: Batch, number: int) -> Iterator[tuple[Any, int]]:
         """Yield *number* parts of this rank, each under its own seed; a missing part is (None, 0)."""

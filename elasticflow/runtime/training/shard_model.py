@@ -110,14 +110,16 @@ def fully_shard_blocks(
 def blocks_of(
     model: nn.Module, sharding: Sharding, blocks: Iterable[nn.Module] | None = None
 ) -> list[nn.Module]:
-    """Return the modules that are gathered one at a time: *blocks*, or else those of *sharding*.
+    """Return the modules that are gathered one at a time: *blocks*, or else those of *sharding*; inner ones before those around them.
 
     Raises:
         StateError: the model cannot be sharded so; the message names the module or parameter.
     """
     chosen = _named_blocks(model, sharding.wrap) if blocks is None else list(blocks)
     _require_fitting(model, chosen)
-    return chosen
+    # Torch leaves to an outer call what an inner one has taken before.
+    depths = {id(module): name.count(".") for name, module in model.named_modules()}
+    return sorted(chosen, key=lambda block: -depths[id(block)])
 
 
 def block_bytes(model: nn.Module, blocks: Sequence[nn.Module]) -> int:

@@ -25,14 +25,14 @@ from torch import Tensor, nn
 from elasticflow.errors import StateError, StopTraining
 from elasticflow.runtime.data.device_transfer import transfer_to
 from elasticflow.runtime.measuring.marks import mark
-from elasticflow.runtime.process import host_copies, torch_private
+from elasticflow.runtime.process import torch_private
 from elasticflow.runtime.process.sharded_tensors import is_sharded, local_of, sharded_modules
 from elasticflow.runtime.training import determinism, exact
 from elasticflow.runtime.training.exact import ShardBuffers
 from elasticflow.runtime.training.fixed_order_sum import BucketLayout, FixedOrderAllReduce
 from elasticflow.runtime.training.precision import autocast
 from elasticflow.runtime.training.replicated_step import ReplicatedStep
-from elasticflow.runtime.training.step_row import NO_REQUESTS, ROW_SIZE, StepRow
+from elasticflow.runtime.training.step_row import NO_REQUESTS, ROW_SIZE, StepRow, row_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +60,7 @@ class ShardedStep(ReplicatedStep):
         StateError: as of `ExactStep`, if exact; or a buffer that travels with the gradients is not of float32; or a gradient scaler.
     """
 
-    _takes_sharded = True
+    _takes_sharded = _keeps_all_buffers = True
 
     def __init__(
         self,
@@ -86,8 +86,8 @@ class ShardedStep(ReplicatedStep):
             determinism.keep_freed_memory()
         layout = worker.layout
         self._mine, self._rounds = layout.leaves(virtual_shards), layout.rounds(virtual_shards)
-        self._buffers = ShardBuffers(model)
-        self._row = torch.zeros(ROW_SIZE + 1, device=worker.device)
+        self._buffers = ShardBuffers(model, self._model_buffers)
+        self._row = torch.zeros(ROW_SIZE + 2, dtype=row_dtype(), device=worker.device)
         carried = self._buffers.carried(is_first=False)
         if other := next((b.dtype for b in carried if b.dtype != torch.float32), None):
             raise StateError(
@@ -126,11 +126,12 @@ class ShardedStep(ReplicatedStep):
                 self._exchange.finish()
         row, carried = total[: len(self._row)], self._unpacked(total[len(self._row) :])
         result = StepRow.from_sums(self._read(row))
-        self._buffers.end(carried, result.extra[0])
+        with_samples, counted = result.extra
+        if not counted:
+            for parameter in self._parameters:
+                parameter.grad = None  # as of a model that is not shared: no momentum moves it
+        self._buffers.end(carried, with_samples)
         return result
-
-    def _restore_buffers(self) -> None:
-        self._buffers.restore()
 
     def _exchange_others(self, before: list[nn.Parameter]) -> None:
         for parameter in before:
@@ -186,7 +187,6 @@ class ShardedStep(ReplicatedStep):
         calls = self._calls
         with autocast(self._precision, self._worker.device):
             if not calls.is_within and calls.known is not None:
-                self._buffers.restore()
                 for args, kwargs in calls.known[calls.made :]:
                     self._model(*args, **kwargs)
             elif not calls.made and not calls.is_within:
@@ -232,11 +232,11 @@ class ShardedStep(ReplicatedStep):
         requests = self._worker.vote.requests() if leaf == self._mine[-1] else NO_REQUESTS
         loss, count = given or (0.0, 0.0)
         scalars = () if given is None or leaf is None else self._scalars.numbers(leaf)
-        row = StepRow(loss, count, requests, scalars, (float(given is not None),))
-        numbers = row.fill_in(host_copies.to_device(row.to_numbers(), self._worker.device))
+        row = StepRow(
+            loss, count, requests, scalars, (float(given is not None), float(self._exchange.counts))
+        )
+        numbers = row.on(self._worker.device)
         if given is None:
-            if leaf == 0:
-                self._buffers.carry_nothing()
             carried = [torch.zeros_like(like) for like in self._carried_like]
         else:
             carried = self._buffers.carried(is_first=leaf == 0)
@@ -353,7 +353,7 @@ class _Calls:
     def order(self) -> Tensor:
         """Return a digest of the order of this round's calls, those of recomputed activations included."""
         text = ",".join(map(str, self._order)).encode()
-        return torch.tensor([float(zlib.crc32(text) & _ORDER_BITS)], device=self._device)
+        return torch.tensor([float(zlib.crc32(text) & _ORDER_BITS)], dtype=row_dtype(), device=self._device)
 
     def _note(self, number: int) -> None:
         place = len(self._order)

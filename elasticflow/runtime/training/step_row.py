@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from elasticflow.runtime.measuring.scalars import NUM_PLACES
+from elasticflow.runtime.process import host_copies
 from elasticflow.runtime.process.votes import NUM_REQUESTS
 
 if TYPE_CHECKING:
@@ -15,6 +17,11 @@ if TYPE_CHECKING:
 NO_REQUESTS = (0.0,) * NUM_REQUESTS
 _SCALARS = 2 + NUM_REQUESTS
 ROW_SIZE = _SCALARS + NUM_PLACES
+
+
+def row_dtype() -> torch.dtype:
+    """Return the dtype of rows on a device: torch's default, or single precision where that would round counts."""
+    return torch.promote_types(torch.get_default_dtype(), torch.float32)
 
 
 class StepRow(NamedTuple):
@@ -35,15 +42,16 @@ class StepRow(NamedTuple):
     extra: Sequence[float] = ()
 
     def to_numbers(self, places: int = NUM_PLACES) -> list[float]:
-        """Return the row as numbers; a tensor counts as 0 until `fill_in` writes it."""
+        """Return the row as numbers; a tensor counts as 0."""
         loss = 0.0 if isinstance(self.loss, Tensor) else self.loss
         num_items = 0.0 if isinstance(self.num_items, Tensor) else self.num_items
         scalars = [0.0 if isinstance(number, Tensor) else number for number in self.scalars]
         padding = [0.0] * (places - len(scalars))
         return [loss, num_items, *self.requests, *scalars, *padding, *self.extra]
 
-    def fill_in(self, numbers: Tensor) -> Tensor:
-        """Write the tensors of this row into its *numbers*, without waiting for the device."""
+    def on(self, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+        """Return the row's numbers on *device*, by default of `row_dtype`; the host does not wait for the device."""
+        numbers = host_copies.to_device(self.to_numbers(), device, dtype or row_dtype())
         if isinstance(self.loss, Tensor):
             numbers[0] = self.loss
         if isinstance(self.num_items, Tensor):

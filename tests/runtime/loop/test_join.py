@@ -92,6 +92,21 @@ def test_options_that_no_step_knows_are_refused(options: dict[str, Any]) -> None
         elasticflow.Gradients(**options)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"moves_optimizers": True, "precision": "bf16"}, "the function makes the forwards itself"),
+        ({"moves_optimizers": True, "on_nonfinite": "skip"}, "an optimizer may have moved by then"),
+        ({"clip_grad_norm": 1.0}, "would clip nothing"),
+    ],
+)
+def test_options_of_another_kind_of_step_are_refused(options: dict[str, Any], said: str) -> None:
+    """They would have no effect, and the weights would be others than those that were asked for."""
+    with pytest.raises(StateError, match=said):
+        elasticflow.Gradients(**options)
+    elasticflow.Gradients(moves_optimizers=True, clip_grad_norm=1.0)
+
+
 def test_virtual_shards_are_an_option_of_the_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside other options they count, too."""
     chosen: list[elasticflow.Gradients] = []

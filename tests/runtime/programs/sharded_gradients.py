@@ -34,7 +34,11 @@ parser.add_argument(
     type=int,
     help="step from which the blocks are trained, and the embedding is frozen; before, the other way round",
 )
-parser.add_argument("--count", action="store_true", help="sums and counts, not means")
+parser.add_argument(
+    "--count",
+    action="store_true",
+    help="sums and counts of even words, not means; parts without any count nothing",
+)
 parser.add_argument(
     "--kill-at", type=int, help="rank 0 gets SIGKILL during this step, once a snapshot is committed"
 )
@@ -143,7 +147,10 @@ def loss_of(part: Any) -> Any:
     if args.odd == "decay":
         return cross_entropy(scores, part.targets) + model.get_parameter("head.weight").square().sum()
     if args.count:
-        return cross_entropy(scores, part.targets, reduction="sum"), len(part.targets)
+        counted = part.targets % 2 == 0
+        if not counted.any():
+            return {"loss": cross_entropy(scores[counted], part.targets[counted]), "count": 0}
+        return cross_entropy(scores[counted], part.targets[counted], reduction="sum"), int(counted.sum())
     return cross_entropy(scores, part.targets)
 
 

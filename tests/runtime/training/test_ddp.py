@@ -12,12 +12,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel
 
 from elasticflow import StopTraining
 from elasticflow.errors import NonFiniteLossError, StateError, StepResultError
 from elasticflow.runtime.data.dataset import OpenedDataset
 from elasticflow.runtime.data.index_loader import Batch
 from elasticflow.runtime.data.index_schedule import IndexSchedule
+from elasticflow.runtime.training import ddp
 from elasticflow.runtime.training import evaluation as evaluate
 from elasticflow.runtime.training.ddp import DDPStep
 
@@ -103,6 +105,58 @@ def test_a_rank_without_samples_takes_part(me: Any) -> None:
     assert group.forward_backward(batch()) == 0.0
     assert model.weight.grad is not None
     assert model.weight.grad.tolist() == [[0.0]]
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_wrapped_model_is_never_called_without_inputs() -> None:
+    """Neither its forward nor hooks that read the inputs, though its buckets are settled by two backwards."""
+    model = nn.Linear(1, 1)
+    model.register_forward_pre_hook(lambda _, given: (given[0].float(),))
+    replicas = ddp.wrap(model, torch.device("cpu"))
+    assert replicas.module is model
+    assert model.weight.grad is None
+    replicas(torch.ones(1, 1)).sum().backward()
+    assert model.weight.grad is not None
+
+
+class OneOfTwo(nn.Module):
+    """Two layers, one of which no step uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(1, 1), nn.Linear(1, 1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the outputs."""
+        outputs: Tensor = self.used(inputs)
+        return outputs
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_static_graph_is_that_of_the_first_step(me: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of backwards before it torch would learn that all parameters are used, and wait in vain to exchange gradients."""
+    exchanged: list[int] = []
+
+    class Watched(DistributedDataParallel):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            # Torch refuses annotations that are texts, and a lambda has none.
+            self.register_comm_hook(None, lambda _, bucket: exchange(bucket))
+
+    def exchange(bucket: Any) -> torch.futures.Future[Tensor]:
+        exchanged.append(len(bucket.parameters()))
+        done: torch.futures.Future[Tensor] = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    monkeypatch.setattr(ddp, "DistributedDataParallel", Watched)
+    me.world_size = 2
+    options: dict[str, Any] = {"precision": "fp32", "on_nonfinite": "stop", "ddp": {"static_graph": True}}
+    group = DDPStep(me, OneOfTwo(), mean_step, **options)
+    for _ in range(3):
+        exchanged.clear()
+        group.forward_backward(batch(10))
+        assert exchanged
 
 
 def test_loss_that_is_not_finite_stops(me: Any) -> None:

@@ -69,11 +69,40 @@ def tied() -> nn.Module:
     return model
 
 
+class Indexed(nn.Module):
+    """Values that are set by masks and by numbers of rows, and weights that are put in the place of others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.masked, self.placed, self.sorted = (nn.Linear(20, 20) for _ in range(3))
+        nn.init.sparse_(self.masked.weight, 0.3)
+        self.masked.weight.data[self.masked.weight.data < 0] = 0.5
+        self.masked.weight.data[torch.arange(3)] = 2.0
+        self.placed.weight.data = torch.from_numpy(np.random.rand(20, 20)).float()  # noqa: NPY002
+        self.sorted.weight.data = self.sorted.weight.data[torch.randperm(20)]
+
+
+class Drawn(nn.Module):
+    """Random numbers whose kind, and how many are drawn for them, depends on other values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        chances = torch.rand(20, 20)
+        self.kept = nn.Parameter(torch.bernoulli(chances))
+        self.rates = nn.Parameter(torch.poisson(chances * 30))
+        self.shapes = nn.Parameter(torch.distributions.Gamma(chances + 0.1, 1.0).sample())
+        self.spread = nn.Parameter(torch.normal(chances, chances))
+
+
 BUILDERS: dict[str, Callable[[], nn.Module]] = {
     "gpt": lambda: GPT(GPTConfig(61)),
     "waves": Waves,
     "initialized": Initialized,
     "tied": tied,
+    "indexed": Indexed,
+    "drawn": Drawn,
+    # Torch leaves the weight as it is where an operation says that it is not implemented.
+    "orthogonal": lambda: nn.utils.parametrizations.orthogonal(nn.Linear(20, 20)),
     "lstm": lambda: nn.LSTM(16, 16),
     "attention": lambda: nn.MultiheadAttention(32, 4),
     "convolutions": lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(32)),
@@ -210,6 +239,19 @@ def test_a_parameter_that_the_code_itself_leaves_without_memory_is_refused_by_na
     model = build.call(lambda: nn.Sequential(nn.Linear(20, 20, device="meta")))
     with pytest.raises(StateError, match=r"makes 0\.weight on the meta device itself"):
         build.fill(model)
+
+
+def test_an_operation_that_writes_large_and_small_tensors_is_refused_by_name() -> None:
+    """What it writes into the large ones would be lost."""
+    layer = nn.Linear(20, 20)
+
+    def scaled() -> nn.Module:
+        made = nn.Linear(20, 20)
+        torch._foreach_mul_([made.weight.data, layer.bias.data], 2.0)
+        return made
+
+    with pytest.raises(StateError, match=r"_foreach_mul_.* writes large tensors and"):
+        DeferredBuild().call(scaled)
 
 
 def test_ranks_that_build_other_values_are_refused() -> None:

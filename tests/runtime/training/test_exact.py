@@ -124,6 +124,54 @@ def test_a_step_that_is_left_out_changes_nothing(me: Any) -> None:
     assert all(was.equal(now) for was, now in zip(before, model.state_dict().values(), strict=True))
 
 
+class Centered(nn.Module):
+    """Outputs without their running mean, which a forward writes or assigns."""
+
+    center: Tensor
+
+    def __init__(self, *, assigns: bool) -> None:
+        super().__init__()
+        self.layer, self.assigns = nn.Linear(1, 1), assigns
+        self.register_buffer("center", torch.zeros(1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the outputs."""
+        outputs: Tensor = self.layer(inputs)
+        center = 0.9 * self.center + 0.1 * outputs.detach().mean(0)
+        outputs = outputs - self.center
+        if self.assigns:
+            self.center = center
+        else:
+            self.center.copy_(center)
+        return outputs
+
+
+def test_each_shard_begins_with_the_same_buffers_though_forwards_assign_others(me: Any) -> None:
+    """Else a shard would begin with those that the shards before it on the same rank have left."""
+    found = []
+    for assigns in (False, True):
+        torch.manual_seed(0)
+        model = Centered(assigns=assigns)
+        options: dict[str, Any] = {"precision": "fp32", "on_nonfinite": "stop", "virtual_shards": 4}
+        group = ExactStep(me, model, step, **options)
+        losses = [group.forward_backward(batch(4)) for _ in range(3)]
+        found.append((losses, model.center.tolist(), model.layer.weight.grad.tolist()))  # type: ignore[union-attr]
+    assert found[0] == found[1]
+
+
+def test_counts_are_whole_though_code_of_the_job_has_made_half_precision_the_default(me: Any) -> None:
+    """Gradients are divided by the count."""
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        _, group = make(me, lambda m, x: (step(m, x).sum(), 257), shards=1)
+        group.forward_backward(
+            Batch(8, IndexSchedule(8, 8, epochs=1).end, [0], iter([(INPUTS.bfloat16(), 8)]))
+        )
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert me.progress.noted["count"] == 257
+
+
 class PutBackward(torch.autograd.Function):
     """Uses an operation without a deterministic form in its backward."""
 

@@ -86,6 +86,27 @@ def test_bits_are_those_of_a_step_that_keeps_all(globs: list[str], *, copies: bo
         assert all(map(torch.equal, model.parameters(), net().parameters()))
 
 
+class Named(nn.Module):
+    """A module whose argument has a name that torch's checkpoint has for one of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor, *, debug: float = 1.0) -> Tensor:
+        """Return the scaled output."""
+        scaled: Tensor = self.layer(x) * debug
+        return scaled
+
+
+def test_every_argument_reaches_the_module() -> None:
+    """Whatever its name is."""
+    model = nn.ModuleDict({"named": Named()})
+    expected = model["named"](torch.ones(1, 3), debug=2.0)
+    checkpoint_activations(model, ["named"])
+    assert expected.equal(model["named"](torch.ones(1, 3), debug=2.0))
+
+
 def test_names_and_classes_stay() -> None:
     """Weights are called as before, and a group by module finds them."""
     model = net()

@@ -17,7 +17,7 @@ from elasticflow.errors import NonFiniteLossError, StateError
 from elasticflow.runtime.data.index_loader import Batch
 from elasticflow.runtime.process.position import Position
 from elasticflow.runtime.state.state import State
-from elasticflow.runtime.training import several_optimizers
+from elasticflow.runtime.training import manual_step, several_optimizers
 from elasticflow.runtime.training.manual_step import ManualStep
 from tests.runtime.state.test_optimizers import net
 from tests.runtime.stored import assert_same_state, transfer
@@ -130,6 +130,16 @@ def test_a_step_that_is_abandoned_changes_no_buffer(me: Any) -> None:
     one_step(me, step, SGD(model.parameters(), lr=0.1), model)
     assert me.stopped == ("enough", 0)
     assert model[0].num_batches_tracked == 0
+
+
+def test_gradients_of_an_earlier_move_do_not_count_on_a_rank_without_samples(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else decay would move what no sample used, and only where some rank has no samples."""
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda _: None)
+    parameter = nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    assert manual_step._add_up([parameter], 0.0).tolist() == [0.0]
 
 
 def test_a_closure_and_parts_are_refused(me: Any) -> None:

@@ -7,19 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import _random as random_of_dtensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.process import process_group
 from elasticflow.runtime.process.shard_layout import Sharding, ShardLayout
-from elasticflow.runtime.process.torch_private import HashStore
 from elasticflow.runtime.training import model_buffers, shard_model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 WORKER: Any = SimpleNamespace(layout=ShardLayout(2, 0, 2), device=torch.device("cpu"), world_size=2)
 
@@ -112,20 +109,20 @@ class Plain(nn.Module):
         self.layers, self.head = nn.ModuleList(nn.Linear(2, 2) for _ in range(2)), nn.Linear(2, 2)
 
 
-@pytest.fixture
-def alone() -> Iterator[Any]:
-    """Be the only rank of a group; yield the group. What refuses draws is gone afterwards."""
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    yield dist.group.WORLD
-    dist.destroy_process_group()
-    place: Any = random_of_dtensor
-    place._rng_tracker = None
-
-
 def sharded(group: Any, model: Plain) -> Plain:
     """Return the model, cut into the rows of one rank."""
     shard_model.fully_shard_blocks(model, model.layers, group, "cpu", Sharding(1))
     return model
+
+
+def test_blocks_inside_of_blocks_may_be_named_in_any_order(alone: Any) -> None:
+    """As by `model.modules()`, which gives the outer ones first."""
+    model = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Linear(2, 2))
+    outer, inner = model[0], model.get_submodule("0.1")
+    blocks = shard_model.blocks_of(model, Sharding(1), [outer, inner])
+    assert blocks == [inner, outer]
+    shard_model.fully_shard_blocks(model, blocks, alone, "cpu", Sharding(1))
+    assert model(torch.ones(1, 2)).shape == (1, 2)
 
 
 def test_attributes_of_parameters_stay(alone: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from elasticflow.runtime.process.votes import NUM_REQUESTS
@@ -29,5 +30,17 @@ def test_tensors_are_written_beside_the_numbers() -> None:
     """So that a loss that lies on a GPU is never waited for."""
     row = StepRow(torch.tensor(2.5), 1.0, REQUESTS, [torch.tensor(3.5), 2.0])
     assert row.to_numbers(places=0)[-2:] == [0.0, 2.0]
-    written = StepRow.from_sums(row.fill_in(torch.tensor(row.to_numbers())).tolist())
+    written = StepRow.from_sums(row.on(torch.device("cpu")).tolist())
     assert (written.loss, written.scalars[:2]) == (2.5, [3.5, 2.0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_counts_are_not_rounded_where_code_of_the_job_has_set_a_default_dtype(dtype: torch.dtype) -> None:
+    """Gradients are divided by them."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        numbers = StepRow(0.0, 70_001.0).on(torch.device("cpu")).tolist()
+    finally:
+        torch.set_default_dtype(before)
+    assert StepRow.from_sums(numbers).num_items == 70_001.0
