@@ -759,6 +759,17 @@ def test_optional_tier_takes_half_of_the_free_memory_at_most(monkeypatch: pytest
             tier.attach(rank, 2, 1, size, None, is_optional=True)
 
 
+def test_slots_of_a_worker_that_got_no_larger_ones_are_given_to_one_rank_only() -> None:
+    """It leaves after its slots were given back: two ranks would fill the same memory."""
+    tier = MemoryTierSlots(memory.BufferPool(limit=8 << 20))
+    first = tier.attach(0, 1, 1, 1 << 20, None)
+    with pytest.raises(memory.LimitError):
+        tier.attach(0, 1, 1, 4 << 20, first)
+    tier.detach(first)
+    numbers = [slot.number for rank in (0, 1) for slot in tier.attach(rank, 2, 2, 1 << 20, None).slots]
+    assert len(numbers) == len(set(numbers))
+
+
 def test_memory_that_is_still_looked_at_is_no_hindrance_to_a_larger_buffer() -> None:
     """The thread that has written a buffer may let go of it a moment after it is free again."""
     pool = memory.BufferPool()

@@ -359,7 +359,9 @@ class MemoryTierSlots:
             return None
 
     def _give_back(self, rank_slots: RankSlots) -> None:
-        for slot in rank_slots.slots:
+        # Once only: a worker that got no larger slots leaves afterwards, and has these still.
+        slots, rank_slots.slots = rank_slots.slots, []
+        for slot in slots:
             self._pool.disown(slot)
 
 
