@@ -92,11 +92,10 @@ class _Handler(logging.StreamHandler[TextIO]):
 _lines: _Lines | None = None
 
 
-def _ask_live(logger: object, name: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    for key, value in line.items():
-        if callable(value):
-            line[key] = value()
-    return line
+def _add_bound(logger: object, name: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Add the bound fields. Only a callable among these is asked: one in the call itself is a value, such as a model."""
+    bound = structlog.contextvars.get_contextvars()
+    return {key: value() if callable(value) else value for key, value in bound.items()} | {**line}
 
 
 def _add_place(logger: object, name: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -109,8 +108,7 @@ def _add_place(logger: object, name: str, line: MutableMapping[str, Any]) -> Mut
 
 def _shared() -> list[Processor]:
     return [
-        structlog.contextvars.merge_contextvars,
-        _ask_live,
+        _add_bound,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.StackInfoRenderer(),

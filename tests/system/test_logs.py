@@ -56,6 +56,20 @@ def test_each_line_is_one_write() -> None:
     assert stream.calls[0].endswith("\n")
 
 
+def test_a_callable_is_asked_if_it_is_bound_and_a_value_if_it_is_logged() -> None:
+    """A model in a call of the user's is not called: its forward wants a batch."""
+    stream = io.StringIO()
+    logs.configure(stream, step=lambda: 7)
+
+    def forward(batch: object) -> object:
+        raise AssertionError
+
+    get_logger().info("user.says", model=forward)
+    [line] = _records(stream)
+    assert 7 == line["step"]
+    assert line["model"] == str(forward)
+
+
 def test_lines_below_the_level_are_left_out_but_never_events() -> None:
     """`logging.level` is for what people read; the supervisor's events are written at any level."""
     stream = io.StringIO()
