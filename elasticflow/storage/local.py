@@ -56,7 +56,12 @@ class LocalStore:
 
     def exists(self, path: str) -> bool:
         """See Store."""
-        return (self._folder / path).exists()
+        try:
+            # Not `Path.exists`: from Python 3.14 on it takes every error for absence.
+            (self._folder / path).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
 
     def list(self, folder: str) -> list[str]:
         """See Store."""
