@@ -343,6 +343,7 @@ _FIELDS: dict[str, Callable[[object], bool]] = {
     "created": _is_time,
     "seconds": _is_time,
     "metric": _is_metric,
+    "ranked_by": lambda value: value is None or type(value) is str,
     "parent": _is_parent,
     "files": _is_object,
     "tensors": _is_object,
