@@ -47,7 +47,14 @@ class _Lines:
         if error is not None:
             record["exception"] = describe(error)
         is_event = record["event"] in self._always and record.get("origin") == events.OURS
-        line = cast("str", _JSON(logger, name, self._mask.record(record)))
+        try:
+            line = cast("str", _JSON(logger, name, self._mask.record(record)))
+        except Exception:  # noqa: BLE001  a key that is a tuple, a list in itself, a __repr__ that fails: no log call ends training
+            told = {
+                key: value if isinstance(value, str | int | float | None) else f"no JSON: {type(value)}"
+                for key, value in record.items()
+            }
+            line = cast("str", _JSON(logger, name, self._mask.record(told)))
         if not is_event:
             self._count(len(line) + 1)
         return line
@@ -182,6 +189,8 @@ def _from(lowest: int, always: Collection[str]) -> Processor:
     levels = logging.getLevelNamesMapping()
 
     def dropped(logger: Any, method: str, record: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        # Anything may be logged: a dict, nothing.
+        record["event"] = str(record.get("event", ""))
         if levels.get(method.upper(), logging.ERROR) < lowest and record["event"] not in always:
             raise structlog.DropEvent
         return record
