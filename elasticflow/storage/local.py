@@ -29,10 +29,6 @@ class LocalStore:
         if not atomic_files.create(self._folder / path, data):
             raise FileExistsError(path)
 
-    def replace(self, path: str, data: bytes) -> None:
-        """See Store."""
-        atomic_files.write(self._folder / path, (data,))
-
     def read(self, path: str) -> bytes:
         """See Store."""
         return (self._folder / path).read_bytes()

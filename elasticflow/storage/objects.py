@@ -67,10 +67,6 @@ class ObjectStore:
                     raise BlockingIOError(errno.EAGAIN, str(error)) from None
                 raise
 
-    def replace(self, path: str, data: bytes) -> None:
-        """See Store."""
-        self._fs.pipe_file(self._at(path, to_write=True), data)
-
     def read(self, path: str) -> bytes:
         """See Store."""
         return bytes(self._fs.cat_file(self._at(path)))

@@ -72,12 +72,6 @@ class Mortal(Storage):
         self._live()
         return is_new
 
-    def replace_text(self, path: str, data: bytes) -> None:
-        """Put a small file, or die."""
-        self._live()
-        super().replace_text(path, data)
-        self._live()
-
     def local_path(self, path: str = "") -> Path:
         """Tell the place of what is going to be renamed, or die before."""
         self._live()

@@ -136,7 +136,7 @@ class Catalog:
             SnapshotError: there is no such committed snapshot; no pin is left behind then.
         """
         content = {"name": name, "note": note, "created": time.time()}
-        self.storage.replace_text(self._pin(name), json.dumps(content).encode())
+        self.storage.write(self._pin(name), [json.dumps(content).encode()])
         # Checked last: retention checks pins before it removes, so one of the two sees the other.
         if not self.is_committed(name):
             self.unpin(name)
@@ -217,7 +217,7 @@ class Catalog:
 
     def write_job_record(self, record: Mapping[str, Any]) -> None:
         """Write JOB.json, the sources of the newest launch, in one act."""
-        self.storage.replace_text(f"{self.prefix}{_JOB}", json.dumps(record, indent=1).encode())
+        self.storage.write(f"{self.prefix}{_JOB}", [json.dumps(record, indent=1).encode()])
 
     def read_job_record(self) -> dict[str, Any] | None:
         """Return JOB.json's content, or None if there is none that can be used."""
@@ -230,7 +230,7 @@ class Catalog:
 
     def write_stop(self, record: Mapping[str, Any]) -> None:
         """Write STOPPED.json: the job's own code ended training at a step before its length."""
-        self.storage.replace_text(f"{self.prefix}{_STOP}", json.dumps(record).encode())
+        self.storage.write(f"{self.prefix}{_STOP}", [json.dumps(record).encode()])
 
     def read_stop(self) -> dict[str, Any] | None:
         """Return STOPPED.json's content, or None if there is none."""

@@ -134,7 +134,7 @@ class Publisher:
 
     def announce(self, name: str, rank: int, content: dict[str, Any]) -> None:
         """Tell the node of rank 0 that this rank's shard is written, or why it is not."""
-        self._storage.replace_text(_record(self.place(name), rank), json.dumps(content).encode())
+        self._storage.write(_record(self.place(name), rank), [json.dumps(content).encode()])
 
     def await_shards(
         self, name: str, ranks: Collection[int], limit_s: float, alive: Callable[[], bool]

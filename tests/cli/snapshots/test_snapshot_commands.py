@@ -249,7 +249,7 @@ def test_a_manifest_that_means_nothing_is_neither_whole_nor_exported(
     content = json.loads(catalog.storage.read(path))
     del content["digest"]
     spoil(content)
-    catalog.storage.replace_text(path, signed(content))
+    catalog.storage.write(path, [signed(content)])
     code, out, _ = ran("verify", "--all")
     assert (1, True) == (code, f"{name_of(50)}  damaged  MANIFEST.json: " in out)
     target = tmp_path / "x.safetensors"
