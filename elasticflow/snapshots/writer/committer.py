@@ -181,12 +181,12 @@ class Committer:
         try:
             snapshots = self._catalog.committed()
             in_use = {committed.name, *({committed.parent} if committed.parent else ())}
-            keep = policy.keep(
+            staying = policy.reasons(
                 snapshots, self._start.settings.keep, pinned=self._catalog.pinned(), in_use=in_use
             )
             fault_injection.reach("retention.before")
             for snapshot in snapshots:
-                if snapshot.name not in keep and not self._catalog.is_pinned(snapshot.name):
+                if snapshot.name not in staying and not self._catalog.is_pinned(snapshot.name):
                     self._catalog.remove_snapshot(snapshot.name)
                     self._tell_removed(pending, snapshot)
             fault_injection.reach("retention.before_sweep")
