@@ -467,6 +467,22 @@ def test_what_is_held_is_committed_at_the_end_of_a_launch(bench: Bench) -> None:
     assert [] == verify.verify(bench.catalog, found)
 
 
+def test_what_the_store_did_not_take_is_committed_at_the_end_of_a_launch(bench: Bench) -> None:
+    """The disk was full when the newest step was to be written; it has room again when the workers are gone."""
+    writer = bench.writer()
+    ranks = settled(joined(bench, writer))
+    for rank in ranks:
+        rank.hold(5)
+    with bench.small_files(writer, 100):
+        for rank in ranks:
+            rank.client.request_persist(5, "steps")
+        assert [("snapshot.failed", 5)] == bench.outcomes(ranks[0].client.flush(20))
+    die(ranks)
+    writer.finish(20)
+    (found,) = bench.catalog.committed()
+    assert (5, "crash", []) == (found.step, found.trigger, verify.verify(bench.catalog, found))
+
+
 def test_same_step_is_never_written_twice(bench: Bench) -> None:
     """The last step was committed already when the end asks for it: one snapshot, no failure."""
     writer = bench.writer()
