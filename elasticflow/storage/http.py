@@ -35,10 +35,6 @@ class HttpStore(ObjectStore):
         """Raise StorageError."""
         self._refuse()
 
-    def replace(self, path: str, data: bytes) -> NoReturn:
-        """Raise StorageError."""
-        self._refuse()
-
     def remove(self, path: str) -> NoReturn:
         """Raise StorageError."""
         self._refuse()

@@ -29,10 +29,6 @@ class LocalStore:
         if not atomic_files.create(self._folder / path, data):
             raise FileExistsError(path)
 
-    def replace(self, path: str, data: bytes) -> None:
-        """See Store."""
-        atomic_files.write(self._folder / path, (data,))
-
     def read(self, path: str) -> bytes:
         """See Store."""
         return (self._folder / path).read_bytes()
@@ -56,7 +52,12 @@ class LocalStore:
 
     def exists(self, path: str) -> bool:
         """See Store."""
-        return (self._folder / path).exists()
+        try:
+            # Not `Path.exists`: from Python 3.14 on it takes every error for absence.
+            (self._folder / path).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
 
     def list(self, folder: str) -> list[str]:
         """See Store."""

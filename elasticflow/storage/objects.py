@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 # Bytes of one part of an upload. S3 takes 10,000 parts, so a file may have 320 GB.
 _PART = 4 * BLOCK
 _NOT_IN_RANGE = 416
+# Answers to an exclusive put: there is an object; another put, or a removal, was under way at that moment.
+_IS_TAKEN, _IN_CONFLICT = 412, 409
 
 
 class ObjectStore:
@@ -51,11 +54,18 @@ class ObjectStore:
             with self._fs.open(key, "xb") as file:
                 file.write(data)
         else:
-            self._fs.pipe_file(key, data, mode="create")
-
-    def replace(self, path: str, data: bytes) -> None:
-        """See Store."""
-        self._fs.pipe_file(self._at(path, to_write=True), data)
+            try:
+                self._fs.pipe_file(key, data, mode="create")
+            except FileExistsError:
+                raise
+            except Exception as error:
+                status = errors.status_of(error)
+                if status == _IS_TAKEN:
+                    # s3fs looks for an element of the answer that AWS sends, and MinIO does not.
+                    raise FileExistsError(path) from None
+                if status == _IN_CONFLICT:
+                    raise BlockingIOError(errno.EAGAIN, str(error)) from None
+                raise
 
     def read(self, path: str) -> bytes:
         """See Store."""

@@ -70,10 +70,6 @@ class SftpStore:
         finally:
             self._drop(temporary)
 
-    def replace(self, path: str, data: bytes) -> None:
-        """See Store."""
-        self.write(path, (data,))
-
     def read(self, path: str) -> bytes:
         """See Store."""
         return self._read(path, -1, 0)

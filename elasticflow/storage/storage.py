@@ -125,7 +125,7 @@ class Storage:
     def write(
         self, path: str, parts: Iterable[atomic_files.Part] | Callable[[], Iterable[atomic_files.Part]]
     ) -> int:
-        """Put *parts* at *path* and return their bytes; if that fails, nothing half written is at that name.
+        """Put *parts* at *path*, in place of what was there, and return their bytes; if that fails, nothing half written is there.
 
         A list, or a function that returns the parts anew, is tried again as a whole. An iterator is not: only the
         store's own library repeats single requests.
@@ -149,11 +149,6 @@ class Storage:
         except FileExistsError:
             return not self.is_local and self._reads_as(path, data)
         return True
-
-    def replace_text(self, path: str, data: bytes) -> None:
-        """Put *data*, a small file, at *path* in one act, in place of what was there."""
-        fault_injection.reach("storage.write")
-        self._do("write", path, lambda store: store.replace(path, data))
 
     def read(self, path: str) -> bytes:
         """Return the whole file."""

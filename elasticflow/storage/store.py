@@ -25,13 +25,10 @@ class Store(Protocol):
     """
 
     def write(self, path: str, parts: Iterable[Part]) -> int:
-        """Put *parts* at *path* and return their bytes; nothing half written is ever at that name."""
+        """Put *parts* at *path*, in place of what was there, and return their bytes; nothing half written is ever at that name."""
 
     def create(self, path: str, data: bytes) -> None:
         """Put *data* at *path*; raise FileExistsError if something is there."""
-
-    def replace(self, path: str, data: bytes) -> None:
-        """Put *data*, a small file, at *path* in one act."""
 
     def read(self, path: str) -> bytes:
         """Return the whole file."""
@@ -82,10 +79,6 @@ class RangeReader(io.RawIOBase):
     def seekable(self) -> bool:
         """Return True."""
         return True
-
-    def tell(self) -> int:
-        """Return where the next read begins."""
-        return self._place
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Begin the next read at *offset*; return where that is."""

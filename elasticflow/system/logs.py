@@ -47,7 +47,14 @@ class _Lines:
         if error is not None:
             record["exception"] = describe(error)
         is_event = record["event"] in self._always and record.get("origin") == events.OURS
-        line = cast("str", _JSON(logger, name, self._mask.record(record)))
+        try:
+            line = cast("str", _JSON(logger, name, self._mask.record(record)))
+        except Exception:  # noqa: BLE001  a key that is a tuple, a list in itself, a __repr__ that fails: no log call ends training
+            told = {
+                key: value if isinstance(value, str | int | float | None) else f"no JSON: {type(value)}"
+                for key, value in record.items()
+            }
+            line = cast("str", _JSON(logger, name, self._mask.record(told)))
         if not is_event:
             self._count(len(line) + 1)
         return line
@@ -92,11 +99,10 @@ class _Handler(logging.StreamHandler[TextIO]):
 _lines: _Lines | None = None
 
 
-def _ask_live(logger: object, name: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    for key, value in line.items():
-        if callable(value):
-            line[key] = value()
-    return line
+def _add_bound(logger: object, name: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Add the bound fields. Only a callable among these is asked: one in the call itself is a value, such as a model."""
+    bound = structlog.contextvars.get_contextvars()
+    return {key: value() if callable(value) else value for key, value in bound.items()} | {**line}
 
 
 def _add_place(logger: object, name: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -109,8 +115,7 @@ def _add_place(logger: object, name: str, line: MutableMapping[str, Any]) -> Mut
 
 def _shared() -> list[Processor]:
     return [
-        structlog.contextvars.merge_contextvars,
-        _ask_live,
+        _add_bound,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.StackInfoRenderer(),
@@ -184,6 +189,8 @@ def _from(lowest: int, always: Collection[str]) -> Processor:
     levels = logging.getLevelNamesMapping()
 
     def dropped(logger: Any, method: str, record: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        # Anything may be logged: a dict, nothing.
+        record["event"] = str(record.get("event", ""))
         if levels.get(method.upper(), logging.ERROR) < lowest and record["event"] not in always:
             raise structlog.DropEvent
         return record

@@ -65,19 +65,19 @@ class ProcessRecord:
     def send(self, number: signal.Signals) -> bool:
         """Send *number* to this very process; return False, with nothing sent, unless it runs on this machine."""
         with suppress(ProcessLookupError):
-            if not hasattr(os, "pidfd_open"):
-                if self._is_here():
-                    os.kill(self.pid, number)
-                    return True
-                return False
             # The descriptor stands for one process, so the id cannot pass to another one behind the check.
-            process = os.pidfd_open(self.pid)
+            process = _descriptor_of(self.pid)
             try:
-                if self._is_here():
+                if not self._is_here():
+                    return False
+                if process is None:
+                    os.kill(self.pid, number)
+                else:
                     signal.pidfd_send_signal(process, number)
-                    return True
+                return True
             finally:
-                os.close(process)
+                if process is not None:
+                    os.close(process)
         return False
 
     def _is_here(self) -> bool:
@@ -86,3 +86,13 @@ class ProcessRecord:
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
+
+
+def _descriptor_of(pid: int) -> int | None:
+    """Return a descriptor of the process; None on macOS, on a Linux before 5.3, and in a container that forbids the call."""
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise
+    except (AttributeError, OSError):
+        return None

@@ -157,6 +157,8 @@ def _obstacle(path: Path, *, is_replaced: bool) -> Damage | None:
 def printable(value: object) -> str:
     """Return *value* as text that does nothing to a terminal: control characters but line ends are written out.
 
+    So is what stands for bytes that are no UTF-8, as in the name of a file: no stream takes it.
+
     Sequences that colour text are left out, so that what a library printed in colour stays readable.
     """
     text = value if isinstance(value, str) else f"{value!r:.200}"
@@ -183,7 +185,7 @@ def _printable_in(value: Any) -> Any:
 
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def int_of(record: Record, key: str) -> int:

@@ -72,12 +72,6 @@ class Mortal(Storage):
         self._live()
         return is_new
 
-    def replace_text(self, path: str, data: bytes) -> None:
-        """Put a small file, or die."""
-        self._live()
-        super().replace_text(path, data)
-        self._live()
-
     def local_path(self, path: str = "") -> Path:
         """Tell the place of what is going to be renamed, or die before."""
         self._live()
@@ -349,7 +343,7 @@ def test_the_living_clear_away_what_the_dead_left(
         names = {found.name for found in story.catalog.committed()}
         assert names == set(story.catalog.storage.list(story.catalog.folder()))
         (newest,) = {story.told[-1]} & names
-        assert policy.keep(story.catalog.committed(), told[-1].rules) <= names
+        assert policy.reasons(story.catalog.committed(), told[-1].rules).keys() <= names
         assert newest == max(names, key=lambda name: name.split("-")[1::-1])
 
 

@@ -135,6 +135,18 @@ def test_full_disk_fails_one_snapshot_only(bench: Bench) -> None:
     assert bench.outcomes(client.flush(20)) == [("snapshot.committed", 3)]
 
 
+def test_failure_sweeps_what_a_dead_writer_left(bench: Bench) -> None:
+    """It may be what fills the disk: no later snapshot would be committed, and nothing swept."""
+    bench.catalog.storage.write(f"snapshots/.tmp-{bench.name_of(1)}/shard", [bytes(1000)])
+    writer = bench.writer()
+    client = bench.connect(writer, generation=2)
+    client.buffer(300_000, timeout_s=100)
+    with bench.small_files(writer, 100_000):
+        bench.share(client, 2, generation=2, size=300_000)
+        assert bench.outcomes(client.flush(20)) == [("snapshot.failed", 2)]
+    assert bench.catalog.storage.list("snapshots") == []
+
+
 def test_unwritable_place_fails_the_snapshot(bench: Bench) -> None:
     """A file where the folder of snapshots should be is a reason, not a crash."""
     writer = bench.writer()

@@ -467,6 +467,22 @@ def test_what_is_held_is_committed_at_the_end_of_a_launch(bench: Bench) -> None:
     assert [] == verify.verify(bench.catalog, found)
 
 
+def test_what_the_store_did_not_take_is_committed_at_the_end_of_a_launch(bench: Bench) -> None:
+    """The disk was full when the newest step was to be written; it has room again when the workers are gone."""
+    writer = bench.writer()
+    ranks = settled(joined(bench, writer))
+    for rank in ranks:
+        rank.hold(5)
+    with bench.small_files(writer, 100):
+        for rank in ranks:
+            rank.client.request_persist(5, "steps")
+        assert [("snapshot.failed", 5)] == bench.outcomes(ranks[0].client.flush(20))
+    die(ranks)
+    writer.finish(20)
+    (found,) = bench.catalog.committed()
+    assert (5, "crash", []) == (found.step, found.trigger, verify.verify(bench.catalog, found))
+
+
 def test_same_step_is_never_written_twice(bench: Bench) -> None:
     """The last step was committed already when the end asks for it: one snapshot, no failure."""
     writer = bench.writer()
@@ -757,6 +773,17 @@ def test_optional_tier_takes_half_of_the_free_memory_at_most(monkeypatch: pytest
     for rank in (0, 1):
         with pytest.raises(OSError, match="half of the free memory"):
             tier.attach(rank, 2, 1, size, None, is_optional=True)
+
+
+def test_slots_of_a_worker_that_got_no_larger_ones_are_given_to_one_rank_only() -> None:
+    """It leaves after its slots were given back: two ranks would fill the same memory."""
+    tier = MemoryTierSlots(memory.BufferPool(limit=8 << 20))
+    first = tier.attach(0, 1, 1, 1 << 20, None)
+    with pytest.raises(memory.LimitError):
+        tier.attach(0, 1, 1, 4 << 20, first)
+    tier.detach(first)
+    numbers = [slot.number for rank in (0, 1) for slot in tier.attach(rank, 2, 2, 1 << 20, None).slots]
+    assert len(numbers) == len(set(numbers))
 
 
 def test_memory_that_is_still_looked_at_is_no_hindrance_to_a_larger_buffer() -> None:

@@ -219,17 +219,19 @@ def test_what_another_process_wrote_is_seen_at_once(place: Place) -> None:
     assert storage.exists("g/one")
     assert storage.list("g") == ["mine", "one"]
     assert storage.size("g/one") == 5
-    storage.replace_text("g/one", b"longer than before")
+    storage.write("g/one", [b"longer than before"])
     assert storage.size("g/one") == 18
 
 
 @everywhere
-def test_replace_text(place: Place) -> None:
-    """A small file can be replaced."""
+def test_a_file_can_be_replaced(place: Place) -> None:
+    """By a longer one, and by a shorter one."""
     storage = place.storage()
-    storage.replace_text("s/state.json", b"1")
-    storage.replace_text("s/state.json", b"22")
+    storage.write("s/state.json", [b"1"])
+    storage.write("s/state.json", [b"22"])
     assert storage.read("s/state.json") == b"22"
+    storage.write("s/state.json", [b"3"])
+    assert storage.read("s/state.json") == b"3"
 
 
 @everywhere

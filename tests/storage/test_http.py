@@ -78,7 +78,6 @@ def test_large_file_in_pieces(tmp_path: Path) -> None:
     [
         ("write", ("x", [b"1"])),
         ("create", ("x", b"1")),
-        ("replace_text", ("x", b"1")),
         ("remove", ("x.bin",)),
         ("remove_tree", ("sub",)),
         ("check_writable", ()),

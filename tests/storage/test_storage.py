@@ -3,19 +3,20 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from elasticflow.errors import StorageError
 from elasticflow.storage import urls
+from elasticflow.storage.objects import ObjectStore
 from elasticflow.storage.retry import Patience
 from elasticflow.storage.storage import Storage, Trouble
 from elasticflow.system import atomic_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 def test_one_of_many_creators_wins(tmp_path: Path) -> None:
@@ -219,6 +220,48 @@ def test_lost_answer_of_a_create(monkeypatch: pytest.MonkeyPatch) -> None:
     assert storage.create("g/1", b"mine")
     assert calls == ["g/1", "g/1"]
     assert not storage.create("g/1", b"another's")
+
+
+class Conditional:
+    """A file system whose first exclusive puts are answered with *answers*, as s3fs passes them on."""
+
+    def __init__(self, *answers: tuple[str, int]) -> None:
+        self.answers = list(answers)
+
+    def pipe_file(self, key: str, data: bytes, mode: str) -> None:
+        """Answer."""
+        from botocore.exceptions import ClientError
+        from s3fs.errors import translate_boto_error
+
+        if self.answers:
+            code, status = self.answers.pop(0)
+            told = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+            raise translate_boto_error(ClientError(told, "PutObject"))
+
+    def cat_file(self, key: str) -> bytes:
+        """Return another's bytes."""
+        return b"another's"
+
+
+def test_create_where_the_server_does_not_tell_the_condition() -> None:
+    """MinIO answers an exclusive put on a taken key without the element by which s3fs knows it: it is taken all the same."""
+    storage = Storage("memory://minio")
+    storage._store = ObjectStore(Conditional(("PreconditionFailed", 412)), "minio")
+    assert not storage.create("g/1", b"mine")
+
+
+def test_create_in_conflict_is_tried_again() -> None:
+    """S3 answers so while another put, or a removal, of the same key is under way."""
+    storage = Storage("memory://conflict", patience=Patience(first_s=0.001))
+    storage._store = ObjectStore(Conditional(*[("ConditionalRequestConflict", 409)] * 2), "conflict")
+    assert storage.create("g/1", b"mine")
+
+
+def test_unreadable_local_path_is_not_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From Python 3.14 on `Path.exists` takes every error for absence; a sweep would remove a committed snapshot."""
+    monkeypatch.setattr(Path, "exists", os.path.exists)
+    with pytest.raises(OSError, match="File name too long"):
+        Storage(str(tmp_path)).exists("x" * 300)
 
 
 def test_local_failures_are_told_at_once(tmp_path: Path) -> None:

@@ -56,6 +56,38 @@ def test_each_line_is_one_write() -> None:
     assert stream.calls[0].endswith("\n")
 
 
+def test_a_callable_is_asked_if_it_is_bound_and_a_value_if_it_is_logged() -> None:
+    """A model in a call of the user's is not called: its forward wants a batch."""
+    stream = io.StringIO()
+    logs.configure(stream, step=lambda: 7)
+
+    def forward(batch: object) -> object:
+        raise AssertionError
+
+    get_logger().info("user.says", model=forward)
+    [line] = _records(stream)
+    assert 7 == line["step"]
+    assert line["model"] == str(forward)
+
+
+def test_whatever_is_logged_no_call_fails() -> None:
+    """What is no text as the event, and what JSON lacks; the other fields of the line are there."""
+    stream = io.StringIO()
+    logs.configure(stream, "info", events.EVENTS, rank=1)
+    endless: list[object] = []
+    endless.append(endless)
+    log = get_logger()
+    log.info({"loss": 0.5})  # type: ignore[arg-type]
+    log.debug([1])  # type: ignore[arg-type]
+    log.info(None)  # type: ignore[arg-type]
+    log.info("user.counts", table={(1, 2): 3}, loss=1.5)
+    log.info("user.counts", table=endless)
+
+    lines = _records(stream)
+    assert ["{'loss': 0.5}", "", "user.counts", "user.counts"] == [line["event"] for line in lines]
+    assert ("no JSON: <class 'dict'>", 1.5, 1) == tuple(lines[2][key] for key in ("table", "loss", "rank"))
+
+
 def test_lines_below_the_level_are_left_out_but_never_events() -> None:
     """`logging.level` is for what people read; the supervisor's events are written at any level."""
     stream = io.StringIO()

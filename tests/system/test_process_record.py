@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -44,6 +46,22 @@ def test_only_the_very_process_is_signalled(sleeping: subprocess.Popen[bytes]) -
     assert (True, True) == (record.is_alive, record.send(signal.SIGTERM))
     assert -signal.SIGTERM == sleeping.wait(10)
     assert (False, False) == (record.is_alive, record.send(signal.SIGTERM))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EPERM])
+def test_process_is_signalled_where_the_kernel_has_no_descriptors_of_processes(
+    sleeping: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """A container of a later system on a Linux before 5.3 (Rocky 8), or one that forbids the call."""
+
+    def refuse(pid: int) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    record = ProcessRecord.of(sleeping.pid)
+    assert not replace(record, boot_id="another").send(signal.SIGKILL)
+    assert record.send(signal.SIGTERM)
+    assert -signal.SIGTERM == sleeping.wait(10)
 
 
 def test_record_comes_as_it_was_written() -> None:

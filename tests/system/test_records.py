@@ -96,3 +96,9 @@ def test_a_pipe_that_holds_nothing_yet_is_an_empty_record(tmp_path: Path) -> Non
         assert str(records.read(path)) == f"{path} is empty"
     finally:
         os.close(writer)
+
+
+def test_name_that_is_no_utf8_can_be_printed() -> None:
+    """Python has such bytes of a file's name as characters that no stream takes."""
+    name = b"caf\xe9.png".decode(errors="surrogateescape")
+    assert "no caf\\xdce9.png" == records.printable(f"no {name}")

@@ -20,6 +20,7 @@ from elasticflow.cli.snapshots.selection import (
 from elasticflow.errors import ANSWER_IS_NO, FINISHED
 from elasticflow.observe.snapshots.rows import LATEST
 from elasticflow.observe.terminal.formats import size, span
+from elasticflow.snapshots.format.manifest import RemovedSnapshotError
 from elasticflow.snapshots.read import verify
 
 if TYPE_CHECKING:
@@ -79,7 +80,14 @@ def command(
     chosen = _every(rows) if is_all else [find_named(source, rows, name) for name in names or [LATEST]]
     results = []
     for row in chosen:
-        result = _verify(source, row, rows, quarantine=quarantine)
+        try:
+            result = _verify(source, row, rows, quarantine=quarantine)
+        except RemovedSnapshotError as error:
+            # A run that trains removes snapshots meanwhile: the others are read all the same.
+            if not is_all:
+                raise
+            click.echo(f"warning: {error.message}", err=True)
+            continue
         results.append(result)
         if form == "text":
             _print(result)

@@ -141,7 +141,7 @@ class CacheStore:
             "machine": self._kind.facts,
         }
         self._storage.write(f"{self._folder}/{name}", [data])
-        self._storage.replace_text(self._record, json.dumps(record, indent=1).encode())
+        self._storage.write(self._record, [json.dumps(record, indent=1).encode()])
         if older is not None and older["archive"] != name:
             self._storage.remove(f"{self._folder}/{older['archive']}")
 

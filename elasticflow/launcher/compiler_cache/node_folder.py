@@ -87,11 +87,13 @@ class NodeFolder:
     def is_being_written(self) -> bool:
         """Return whether a compiler writes a file now."""
         for lock in (self.path / _LOCKS).glob("*.lock"):
-            with lock.open("rb") as file:
-                try:
+            try:
+                with lock.open("rb") as file:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    return True
+            except BlockingIOError:
+                return True
+            except FileNotFoundError:  # the folder is being repaired
+                continue
         return False
 
     def seal(self, files: dict[str, int], *, is_stored: bool) -> None:

@@ -34,6 +34,16 @@ class DamagedSnapshotError(SnapshotError):
     failure_class = "snapshot_corrupt"
 
 
+class RemovedSnapshotError(DamagedSnapshotError):
+    """Files are absent because the snapshot was removed, by retention perhaps, while it was read."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"snapshot {name} was removed while it was read",
+            "elasticflow snapshots list shows those that are left",
+        )
+
+
 class UnreadableSnapshotError(SnapshotError):
     """This process may not read a file of a snapshot: damage if another snapshot can be read, else an outage."""
 
@@ -333,6 +343,7 @@ _FIELDS: dict[str, Callable[[object], bool]] = {
     "created": _is_time,
     "seconds": _is_time,
     "metric": _is_metric,
+    "ranked_by": lambda value: value is None or type(value) is str,
     "parent": _is_parent,
     "files": _is_object,
     "tensors": _is_object,

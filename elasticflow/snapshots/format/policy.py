@@ -207,17 +207,6 @@ def reasons(
     return staying
 
 
-def keep(
-    snapshots: Iterable[RetainableSnapshot],
-    rules: Keep,
-    *,
-    pinned: Collection[str] = (),
-    in_use: Collection[str] = (),
-) -> set[str]:
-    """Return the names of the committed snapshots that stay: those with `reasons`."""
-    return set(reasons(snapshots, rules, pinned=pinned, in_use=in_use))
-
-
 def _add_owners(staying: dict[str, set[str]], borrowed_from: Mapping[str, Collection[str]]) -> None:
     """Add to *staying* the snapshots whose files those in it refer to, and so on."""
     todo = list(staying)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.snapshots.format.manifest import FILE_NAME
+from elasticflow.snapshots.format.manifest import FILE_NAME, RemovedSnapshotError
 from elasticflow.snapshots.format.shard_file import LENGTH, header_entry
-from elasticflow.snapshots.read.stream import VerifiedStream
+from elasticflow.snapshots.read.stream import ABSENT, VerifiedStream
 from elasticflow.system import records
 from elasticflow.system.records import printable
 
@@ -70,9 +70,12 @@ class SnapshotStream:
 
         Raises:
             UnreadableSnapshotError: this process may not read a file on a disk of this machine.
+            RemovedSnapshotError: files are absent because the snapshot is not there any more.
             SnapshotError: the store could not be read, the sink failed, or `stop` was called.
         """
         damage = self._stream.read()
+        if ABSENT in damage.values() and not self._catalog.is_committed(self.manifest.name):
+            raise RemovedSnapshotError(self.manifest.name)
         lines = _described(self._catalog, self.manifest, damage)
         # The header of a file that is damaged itself, or was not read to its end, is not known.
         known = self._files.keys() - damage.keys() if self._to_the_end or not damage else set()

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     Sink = Callable[[str, int, memoryview], None]
 
+ABSENT = "is absent"
+"""The damage of a file that is not there."""
 # Bytes of one read from a local disk: few enough to be in the processor's cache when they are checked.
 _PIECE = 1 << 18
 # Blocks that one thread reads in a row: few, so that threads share a file; not one, since the file is opened for each run.
@@ -140,7 +142,7 @@ class VerifiedStream:
         try:
             yield
         except FileNotFoundError:
-            self._note(run, "is absent")
+            self._note(run, ABSENT)
         except DamagedSnapshotError as error:
             self._note(run, error.message)
         except SnapshotError:

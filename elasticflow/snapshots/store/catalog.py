@@ -73,10 +73,11 @@ class Catalog:
 
     def uncommitted(self) -> list[str]:
         """Return the names of snapshot folders without a manifest: being written, or left by a dead writer."""
-        names = self._names()
-        return [
-            name for name in names if not self.storage.exists(f"{self.folder(name)}/{manifest.FILE_NAME}")
-        ]
+        return [name for name in self._names() if not self.is_committed(name)]
+
+    def is_committed(self, name: str) -> bool:
+        """Return whether snapshot *name* exists, by one request."""
+        return self.storage.exists(f"{self.folder(name)}/{manifest.FILE_NAME}")
 
     def manifest(self, name: str) -> Manifest:
         """Return the manifest of snapshot *name*.
@@ -101,7 +102,7 @@ class Catalog:
         Its snapshot must be committed and not set aside, and the file of the size that was written.
         """
         owner = location.partition("/")[0]
-        if not self.storage.exists(f"{self.folder(owner)}/{manifest.FILE_NAME}"):
+        if not self.is_committed(owner):
             return False
         if self.storage.exists(self._verdict(owner)):
             return False
@@ -135,9 +136,9 @@ class Catalog:
             SnapshotError: there is no such committed snapshot; no pin is left behind then.
         """
         content = {"name": name, "note": note, "created": time.time()}
-        self.storage.replace_text(self._pin(name), json.dumps(content).encode())
+        self.storage.write(self._pin(name), [json.dumps(content).encode()])
         # Checked last: retention checks pins before it removes, so one of the two sees the other.
-        if not self.storage.exists(f"{self.folder(name)}/{manifest.FILE_NAME}"):
+        if not self.is_committed(name):
             self.unpin(name)
             raise SnapshotError(f"there is no snapshot {name}")
 
@@ -216,7 +217,7 @@ class Catalog:
 
     def write_job_record(self, record: Mapping[str, Any]) -> None:
         """Write JOB.json, the sources of the newest launch, in one act."""
-        self.storage.replace_text(f"{self.prefix}{_JOB}", json.dumps(record, indent=1).encode())
+        self.storage.write(f"{self.prefix}{_JOB}", [json.dumps(record, indent=1).encode()])
 
     def read_job_record(self) -> dict[str, Any] | None:
         """Return JOB.json's content, or None if there is none that can be used."""
@@ -229,7 +230,7 @@ class Catalog:
 
     def write_stop(self, record: Mapping[str, Any]) -> None:
         """Write STOPPED.json: the job's own code ended training at a step before its length."""
-        self.storage.replace_text(f"{self.prefix}{_STOP}", json.dumps(record).encode())
+        self.storage.write(f"{self.prefix}{_STOP}", [json.dumps(record).encode()])
 
     def read_stop(self) -> dict[str, Any] | None:
         """Return STOPPED.json's content, or None if there is none."""

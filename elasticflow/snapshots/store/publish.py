@@ -55,10 +55,6 @@ class Publisher:
         hidden = UNFINISHED if self._storage.is_local else ""
         return f"{self._catalog.folder()}/{hidden}{name}"
 
-    def is_committed(self, name: str) -> bool:
-        """Return whether snapshot *name* exists."""
-        return self._storage.exists(f"{self._catalog.folder(name)}/{manifest.FILE_NAME}")
-
     def publish(self, record: Manifest) -> None:
         """Commit the snapshot whose files are all in `place`.
 
@@ -109,7 +105,7 @@ class Publisher:
             match = run_folder.SNAPSHOT_NAME.fullmatch(name)
             if match is None or int(match["generation"]) >= generation or name in busy:
                 continue
-            if folder != name or not self.is_committed(name):
+            if folder != name or not self._catalog.is_committed(name):
                 self.clear(folder)
 
     def clear(self, folder: str) -> None:
@@ -138,7 +134,7 @@ class Publisher:
 
     def announce(self, name: str, rank: int, content: dict[str, Any]) -> None:
         """Tell the node of rank 0 that this rank's shard is written, or why it is not."""
-        self._storage.replace_text(_record(self.place(name), rank), json.dumps(content).encode())
+        self._storage.write(_record(self.place(name), rank), [json.dumps(content).encode()])
 
     def await_shards(
         self, name: str, ranks: Collection[int], limit_s: float, alive: Callable[[], bool]
@@ -192,11 +188,11 @@ class Publisher:
         deadline, pause = time.monotonic() + limit_s, _POLL_LEAST_S
         longest_s = max(_POLL_MOST_S, nodes / _MOST_LOOKS_PER_S)
         record = _record(self.place(name), rank)
-        while not self.is_committed(name):
+        while not self._catalog.is_committed(name):
             verdict = self._read(_record(self.place(name), 0))
             # Records go away with the commit, or when the node of rank 0 discards the files.
             if verdict is not None or not self._storage.exists(record):
-                if self.is_committed(name):
+                if self._catalog.is_committed(name):
                     return
                 raise CommitAbandonedError(
                     f"the node of rank 0: {(verdict or {}).get('failed', 'gave the snapshot up')}"

@@ -162,10 +162,13 @@ class Committer:
         elif isinstance(error, CommitAbandonedError):
             # In any other case the node of rank 0 may be committing our shards at this moment.
             self._publisher.withdraw(pending.name, own, pending.staged)
-        # The parent ends a fenced writer, perhaps before it comes to the snapshots staged since.
-        if reason == FENCED:
-            with contextlib.suppress(OSError, StorageError):
+        with contextlib.suppress(OSError, StorageError):
+            if reason == FENCED:
+                # The parent ends a fenced writer, perhaps before it comes to the snapshots staged since.
                 self._publisher.sweep(pending.generation + 1, ())
+            elif self._catalog.storage.is_local:
+                # A disk may be full of what dead writers left, and no commit would come that sweeps it.
+                self._publisher.sweep(pending.generation, self._pending_snapshots.open_names)
         self._tell(pending, events.SNAPSHOT_FAILED, reason=reason)
         self._pending_snapshots.close(pending)
 
@@ -178,12 +181,12 @@ class Committer:
         try:
             snapshots = self._catalog.committed()
             in_use = {committed.name, *({committed.parent} if committed.parent else ())}
-            keep = policy.keep(
+            staying = policy.reasons(
                 snapshots, self._start.settings.keep, pinned=self._catalog.pinned(), in_use=in_use
             )
             fault_injection.reach("retention.before")
             for snapshot in snapshots:
-                if snapshot.name not in keep and not self._catalog.is_pinned(snapshot.name):
+                if snapshot.name not in staying and not self._catalog.is_pinned(snapshot.name):
                     self._catalog.remove_snapshot(snapshot.name)
                     self._tell_removed(pending, snapshot)
             fault_injection.reach("retention.before_sweep")

@@ -38,7 +38,7 @@ from elasticflow.snapshots.client.messages import (
 from elasticflow.snapshots.client.writer_reports import SnapshotReport
 from elasticflow.snapshots.format.shard_file import SnapshotRecord
 from elasticflow.snapshots.memory import TAIL, LimitError
-from elasticflow.snapshots.writer.pending import PendingSnapshot
+from elasticflow.snapshots.writer.pending import PendingSnapshot, State
 from elasticflow.system import fault_injection
 
 if TYPE_CHECKING:
@@ -327,12 +327,14 @@ class MemoryTierSlots:
             slots = {rank: labels[generation, step] for rank, labels in zip(ranks, filled, strict=True)}
             return SlotSet(generation, step, slots)
 
-    def request(self, request: PersistRequest | None) -> None:
+    def request(self, request: PersistRequest | None, *, is_again: bool = False) -> None:
         """Remember that a snapshot is wanted on the store, instead of older requests; None: none is wanted.
 
-        Every rank makes the same request; it is ignored if an equal request has been fulfilled already.
+        Every rank makes the same request; it is ignored if an equal request has been fulfilled already, unless *is_again*.
         """
         with self._lock:
+            if is_again:
+                self._written = 0, 0
             if request is None or request.age > self._written:
                 self._request = request
 
@@ -359,7 +361,9 @@ class MemoryTierSlots:
             return None
 
     def _give_back(self, rank_slots: RankSlots) -> None:
-        for slot in rank_slots.slots:
+        # Once only: a worker that got no larger slots leaves afterwards, and has these still.
+        slots, rank_slots.slots = rank_slots.slots, []
+        for slot in slots:
             self._pool.disown(slot)
 
 
@@ -504,7 +508,12 @@ class MemoryTierService:
         self._pending_snapshots.await_free()
         slot_set = self._tier.newest()
         if slot_set is not None and slot_set.slots[0].layout.rank == 0:
-            self._tier.request(PersistRequest(slot_set.generation, slot_set.step, _AT_THE_END))
+            taken = self._taken.get(slot_set.metadata()[0])
+            # A store that did not take it may be well again.
+            has_failed = taken is not None and taken.state is not State.COMMITTED
+            self._tier.request(
+                PersistRequest(slot_set.generation, slot_set.step, _AT_THE_END), is_again=has_failed
+            )
             self.begin()
 
     def note(self, report: WriterReport) -> None:

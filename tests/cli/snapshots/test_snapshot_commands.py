@@ -18,6 +18,7 @@ from torch import nn
 
 from elasticflow.cli.completer import complete
 from elasticflow.cli.main import call, group
+from elasticflow.cli.snapshots import selection, verify
 from elasticflow.compiler.launch_folder.materialize import materialize
 from elasticflow.compiler.plan.launch_plan import plan_job
 from elasticflow.compiler.provenance.origins import Made, Origins
@@ -36,6 +37,9 @@ from tests.snapshots.test_frozen import FILE, share
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from elasticflow.observe.snapshots.locate import SnapshotSource
+    from elasticflow.observe.snapshots.rows import SnapshotRow
 
 ROOT = Path(__file__).resolve().parents[3]
 RUN_ID = "20261120-100000-4f2a"
@@ -245,7 +249,7 @@ def test_a_manifest_that_means_nothing_is_neither_whole_nor_exported(
     content = json.loads(catalog.storage.read(path))
     del content["digest"]
     spoil(content)
-    catalog.storage.replace_text(path, signed(content))
+    catalog.storage.write(path, [signed(content)])
     code, out, _ = ran("verify", "--all")
     assert (1, True) == (code, f"{name_of(50)}  damaged  MANIFEST.json: " in out)
     target = tmp_path / "x.safetensors"
@@ -434,6 +438,31 @@ def test_verify_names_file_and_block(ran: Callable[..., Ran], catalog: Catalog) 
         finding["whole"],
         finding["problems"],
     )
+
+
+def test_what_retention_removes_meanwhile_is_not_damaged(
+    ran: Callable[..., Ran], catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are verified, nothing is set aside; a snapshot that was asked for by name is missed."""
+    rows_of = selection.find_rows
+
+    def found(source: SnapshotSource) -> list[SnapshotRow]:
+        rows = rows_of(source)
+        catalog.remove_snapshot(name_of(40))
+        return rows
+
+    monkeypatch.setattr(verify, "find_rows", found)
+    shutil.copytree(
+        there := catalog.storage.local_path(catalog.folder(name_of(40))), kept := there.with_name("kept")
+    )
+    code, out, err = ran("verify", "--all", "--quarantine")
+    assert (0, f"warning: snapshot {name_of(40)} was removed while it was read\n") == (code, err)
+    assert 5 == len(out.splitlines())
+    assert {} == catalog.quarantined()
+    kept.rename(there)
+    code, out, err = ran("verify", "step:40")
+    assert (False, "") == (code == 0, out)
+    assert f"snapshot {name_of(40)} was removed while it was read" in err
 
 
 def test_verify_names_what_is_wrong_with_pieces(ran: Callable[..., Ran], catalog: Catalog) -> None:

@@ -85,6 +85,9 @@ def test_a_lock_that_is_held_says_that_a_compiler_writes(folder: NodeFolder) -> 
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert folder.is_being_written()
     assert not folder.is_being_written()
+    # As of a lock that `repair` removes at this moment.
+    (folder.path / "locks/gone.lock").symlink_to("nowhere")
+    assert not folder.is_being_written()
 
 
 def test_a_folder_that_compilers_cannot_work_in_is_told(tmp_path: Path) -> None:

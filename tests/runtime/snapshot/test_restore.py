@@ -72,7 +72,7 @@ def test_damage_is_set_aside_and_the_next_older_is_taken(me: Any, catalog: Catal
     newest = catalog.committed()[0].name
     path = f"{catalog.folder(newest)}/{SHARD}"
     content = catalog.storage.read(path)
-    catalog.storage.replace_text(path, content[:-1] + b"!")
+    catalog.storage.write(path, [content[:-1] + b"!"])
     found = restore.newest_good(me, catalog, Own(catalog))
     assert found is not None
     assert found.state == {"position": {"step": 1}, "state": {}}

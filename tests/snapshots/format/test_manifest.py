@@ -199,6 +199,7 @@ def test_nothing_but_damage_comes_of_a_manifest_that_was_changed(data: st.DataOb
         ({"borrowed": {"../x/a": ENTRY}}, "no name of a file"),
         ({"trigger": "\x1b[2Jwiped"}, r"trigger is \\x1b\[2Jwiped"),
         ({"created": 1e300}, "created is 1e"),
+        ({"ranked_by": 3}, "ranked_by is 3"),
         ({"name": "../../etc"}, "is not that of its step"),
         ({"tensors": {"w": TensorPlace("a", "F32", (2**40, 2**40), 8, 32)}}, "tensor w: the size or offset is not a possible count of bytes"),
         ({"tensors": {"w": TensorPlace("a", "F32", (8,), -8, 32)}}, "tensor w: the size or offset is not a possible count of bytes"),

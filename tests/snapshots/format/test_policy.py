@@ -115,7 +115,7 @@ def test_bad_interval_is_refused_at_once() -> None:
 @given(snapshot_sets, st.integers(1, 5), st.none() | st.integers(1, 5), st.sampled_from(["max", "min", None]))
 def test_newest_always_stay(found: list[Place], last: int, best: int | None, mode: BestMode | None) -> None:
     """The newest by (generation, step) stay, whatever else is asked; nothing is invented."""
-    kept = policy.keep(found, Keep(last=last, best=best, best_mode=mode))
+    kept = policy.reasons(found, Keep(last=last, best=best, best_mode=mode)).keys()
     newest = sorted(found, key=lambda s: (s.generation, s.step), reverse=True)[:last]
     assert {s.name for s in newest} <= kept <= {s.name for s in found}
     assert len(kept) <= last + (best or 0)
@@ -124,7 +124,7 @@ def test_newest_always_stay(found: list[Place], last: int, best: int | None, mod
 @given(snapshot_sets, st.integers(1, 5), st.sampled_from(["max", "min"]))
 def test_the_best_stay(found: list[Place], best: int, mode: BestMode) -> None:
     """No removed snapshot is better than the best that stay; one without a metric, or with nan, never counts."""
-    kept = policy.keep(found, Keep(last=1, best=best, best_mode=mode))
+    kept = policy.reasons(found, Keep(last=1, best=best, best_mode=mode)).keys()
     sign = 1 if mode == "max" else -1
     measured = [s for s in found if s.metric is not None and not math.isnan(s.metric)]
     ranks = sorted((sign * s.metric for s in measured if s.metric is not None), reverse=True)
@@ -136,7 +136,7 @@ def test_the_best_stay(found: list[Place], best: int, mode: BestMode) -> None:
 @given(snapshot_sets, st.integers(1, 100))
 def test_milestones_stay(found: list[Place], amount: int) -> None:
     """For each multiple of the interval that was reached, its first snapshot stays."""
-    kept = policy.keep(found, Keep(last=1, every=f"{amount} steps"))
+    kept = policy.reasons(found, Keep(last=1, every=f"{amount} steps")).keys()
     for multiple in {s.step // amount for s in found} - {0}:
         first = min((s for s in found if s.step // amount == multiple), key=lambda s: (s.step, s.generation))
         assert first.name in kept
@@ -146,9 +146,9 @@ def test_milestones_stay(found: list[Place], amount: int) -> None:
 def test_keeping_is_stable(found: list[Place], last: int, best: int, amount: int) -> None:
     """What stays would stay again: removing the others removes nothing more the next time."""
     rules = Keep(last=last, best=best, every=f"{amount} steps", best_mode="min")
-    kept = policy.keep(found, rules)
+    kept = policy.reasons(found, rules).keys()
     left = [s for s in found if s.name in kept]
-    assert policy.keep(left, rules) == kept
+    assert policy.reasons(left, rules).keys() == kept
 
 
 def test_a_clock_set_back_keeps_nothing_for_ever() -> None:
@@ -156,15 +156,15 @@ def test_a_clock_set_back_keeps_nothing_for_ever() -> None:
     early, ahead = Place(1, created=0.0), Place(2, created=365 * 86400.0)
     rules = Keep(last=1, within="1 h")
     soon = [early, ahead, Place(3, created=600.0)]
-    assert {s.name for s in soon} == policy.keep(soon, rules)
+    assert {s.name for s in soon} == policy.reasons(soon, rules).keys()
     later = [*soon, Place(4, created=4800.0)]
-    assert {later[-1].name} == policy.keep(later, rules)
+    assert {later[-1].name} == policy.reasons(later, rules).keys()
 
 
 def test_order_is_that_of_the_generations_not_of_the_clock() -> None:
     """A clock that jumps back between snapshots changes nothing about which are the newest."""
     found = [Place(step, generation=1 + step // 4, created=1000.0 - step) for step in range(1, 8)]
-    assert {s.name for s in found[-3:]} == policy.keep(found, Keep(last=3))
+    assert {s.name for s in found[-3:]} == policy.reasons(found, Keep(last=3)).keys()
 
 
 DAY = 86400.0
@@ -215,7 +215,7 @@ def test_what_never_goes(found: list[Place], asked: Keep, data: st.DataObject) -
         if snapshot.name in reasons:
             assert snapshot.borrowed_from <= reasons.keys()
     assert all(reasons.values())
-    assert reasons.keys() == policy.keep(found, asked, pinned=pinned, in_use=in_use)
+    assert reasons == policy.reasons(found, asked, pinned=pinned, in_use=in_use)
 
 
 @settings(max_examples=50, deadline=None)
@@ -258,14 +258,14 @@ def test_reasons() -> None:
 def test_within_is_measured_from_the_newest() -> None:
     """A job that rested for a week loses nothing by it; what falls out of the time goes."""
     found = [Place(step, created=step * 600.0) for step in range(1, 13)]
-    kept = policy.keep(found, Keep(last=1, within="30 min"))
+    kept = policy.reasons(found, Keep(last=1, within="30 min")).keys()
     assert {s.name for s in found[-4:]} == kept
 
 
 def test_a_milestone_may_be_a_time() -> None:
     """One an hour: the first one committed in each."""
     found = [Place(step, created=step * 1200.0 + 600.0) for step in range(1, 10)]
-    kept = policy.keep(found, Keep(last=1, every="1 h"))
+    kept = policy.reasons(found, Keep(last=1, every="1 h")).keys()
     assert {"3", "6", "9"} == {str(s.step) for s in found if s.name in kept}
 
 

@@ -230,7 +230,7 @@ def test_damage_is_found_by_the_node_that_needs_the_bytes(nodes: Any, uri: str) 
     path = f"snapshots/{name}/shard-00003-of-00004.safetensors"
     content = bytearray(storage.read(path))
     content[-1] ^= 1
-    storage.replace_text(path, bytes(content))
+    storage.write(path, [bytes(content)])
     first, second = nodes(Part(0, 4), Part(1, 4)), nodes(Part(2, 4), Part(3, 4))
     for node in (first, second):
         node.greet()

@@ -68,9 +68,9 @@ def test_all_damage_is_found_at_the_end_or_the_first_ends_it(storage: Storage) -
     long = bytearray(content("b/long"))
     long[4 * BLOCK + 1] ^= 1
     long[2 * BLOCK] ^= 1
-    storage.replace_text("b/long", bytes(long))
-    storage.replace_text("b/odd", content("b/odd")[:-1])
-    storage.replace_text("a/byte", b"AA")
+    storage.write("b/long", [bytes(long)])
+    storage.write("b/odd", [content("b/odd")[:-1]])
+    storage.write("a/byte", [b"AA"])
     storage.remove("a/empty")
     expected = {
         "a/byte": "is longer than the 1 bytes that were written",

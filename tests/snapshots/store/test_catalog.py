@@ -80,7 +80,7 @@ def test_manifest_of_another_snapshot_is_damage(catalog: Catalog) -> None:
     """A manifest copied to another folder is noticed."""
     first, second = commit(catalog, 1), commit(catalog, 2)
     data = catalog.storage.read(f"{catalog.folder(first)}/MANIFEST.json")
-    catalog.storage.replace_text(f"{catalog.folder(second)}/MANIFEST.json", data)
+    catalog.storage.write(f"{catalog.folder(second)}/MANIFEST.json", [data])
     with pytest.raises(DamagedSnapshotError, match="is that of snapshot"):
         catalog.manifest(second)
     assert list(catalog.damaged()) == [second]
