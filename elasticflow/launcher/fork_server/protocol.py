@@ -113,6 +113,7 @@ class Ready:
         has_gpu: Torch can use an accelerator on this machine.
         options: The launch's arguments as torchrun parses them; None if they were not wanted, or torchrun refuses them.
         refusal: Why torchrun refuses them.
+        pid: Id of the process that serves: the one that was started, or a child of it.
     """
 
     refused: tuple[RefusedModule, ...]
@@ -120,6 +121,7 @@ class Ready:
     has_gpu: bool = False
     options: TorchrunOptions | None = None
     refusal: str = ""
+    pid: int = 0
 
 
 @dataclass(frozen=True)

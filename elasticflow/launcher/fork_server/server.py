@@ -175,7 +175,7 @@ def _serve(channel: MessageChannel, setup: Setup, ready: Ready) -> NoReturn:
     gc.collect()  # of what came since it was frozen before: not of torch
     gc.freeze()
     gc.enable()
-    channel.send(ready)
+    channel.send(replace(ready, pid=os.getpid()))
     Server(channel, setup.entry_point, setup.start_method, setup.script).serve()
 
 
