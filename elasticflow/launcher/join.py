@@ -190,10 +190,18 @@ def await_launch(
     raise LaunchNotFoundError(f"nobody leads {what}", "start it first: elasticflow run JOB")
 
 
-def check_shared(catalog: Catalog, invitation: Invitation, say: Callable[[str], None]) -> None:
+def check_shared(
+    catalog: Catalog,
+    invitation: Invitation,
+    say: Callable[[str], None],
+    require_newest: Callable[[], None] = lambda: None,
+) -> None:
     """Check that this machine reads at the snapshot URI what the machine that leads has written there for this launch.
 
     A folder that each machine has for itself may hold a copy of the run's files: what is looked for is new in each launch.
+
+    Args:
+        require_newest: Raises where the launch is over by now: the next one has written in its place.
 
     Raises:
         NodeRefusedError: it does not, even after a wait: a network file system may show files late.
@@ -205,6 +213,7 @@ def check_shared(catalog: Catalog, invitation: Invitation, say: Callable[[str], 
         record = catalog.read_job_record()
         if record is not None and record.get("launch_id") == invitation.launch_id:
             return
+        require_newest()
         if record is not None and record.get("run_id") == run_id:
             what = f"in {where} it reads what another launch has written, as in a copy that this machine has for itself"
         else:
@@ -222,6 +231,18 @@ def check_shared(catalog: Catalog, invitation: Invitation, say: Callable[[str], 
 def store_of_node(store_address: StoreAddress) -> RemoteControlStore:
     """Return the launch's keys for a machine that takes part: what it looks at all the time is sent to it."""
     return join_store(store_address, looks_at=LAUNCH, answer_s=_ANSWER_S)
+
+
+def _require_newest(store: ControlStore, store_address: StoreAddress) -> None:
+    """Check that the launch whose keys *store* has at *store_address* is still the job's newest one.
+
+    Raises:
+        StoreLostError: it is over, or another one has followed.
+    """
+    prefix, _, number = store_address.prefix.rpartition("/")
+    keys = join_store(replace(store_address, prefix=prefix), looks_at="", answer_s=_ANSWER_S)
+    if store.check([EXIT_CODE]) or newest_launch(keys) != int(number):
+        raise StoreLostError(f"the launch at {store_address.endpoint} is over")
 
 
 def _reached_again(store_address: StoreAddress, launch_id: str) -> ControlStore | None:
@@ -255,7 +276,7 @@ class Node:
         uri, prefix = snapshot_place(plan.snapshots.uri, self.folder, request.project_root)
         storage = Storage(uri, plan.snapshots.options)
         storage.check_writable()
-        check_shared(Catalog(storage, prefix), invitation, say)
+        check_shared(Catalog(storage, prefix), invitation, say, lambda: _require_newest(store, store_address))
         node = f"{socket.gethostname()}-{store.add('joined', 1)}"
         launch_folder = self.folder.path / "nodes" / node
         if plan.script is None:
