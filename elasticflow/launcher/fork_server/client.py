@@ -76,10 +76,7 @@ class ForkServer:
         """
         self._stopped.look(time.monotonic(), self._helpers)
         while readable([self.fileno()], timeout):
-            try:
-                messages = self._channel.read()
-            except ConnectionResetError:  # it was killed with a request unread
-                return False
+            messages = self._channel.read()
             if messages is None:
                 return False
             for message in messages:

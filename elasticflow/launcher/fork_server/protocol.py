@@ -159,8 +159,11 @@ class MessageChannel:
         self.connection.sendall(MESSAGES.encode(message).encode() + b"\n")
 
     def read(self) -> list[Message] | None:
-        """Return the messages of one `recv`, or None at the end of the stream."""
-        data = self.connection.recv(1 << 16)
+        """Return the messages of one `recv`, or None at the end of the stream, also where the other side has ended with something unread."""
+        try:
+            data = self.connection.recv(1 << 16)
+        except ConnectionResetError:
+            return None
         if not data:
             return None
         *whole, self._rest = (self._rest + data).split(b"\n")

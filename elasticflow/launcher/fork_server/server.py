@@ -247,7 +247,8 @@ class Server:
                 pid = self._standbys.call(message) or self._start_worker(message)
                 self._channel.send(Started(message.local_rank, pid))
             case Prepare():
-                self._standbys.start(message)
+                if (report := self._standbys.start(message)) is not None:
+                    self._channel.send(report)
             case _:
                 raise AssertionError(f"{message} goes the other way")
 

@@ -422,6 +422,15 @@ def test_machine_without_a_driver_gets_no_pipes(
     assert [] == list(temporary.iterdir())
 
 
+@pytest.mark.usefixtures("with_nccl")
+def test_workers_train_without_flight_recorders_where_no_pipe_can_be_made(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The folder for temporary files is full, or may not be written."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    assert {} == FlightRecorder({}).variables(tmp_path / "logs")
+
+
 def test_dump_that_torch_writes_unasked_finds_its_folder(
     with_nccl: None, tmp_path: Path, temporary: Path
 ) -> None:
