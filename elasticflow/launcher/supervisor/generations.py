@@ -205,6 +205,14 @@ class Generation:
         return not self._running
 
     @property
+    def has_left_well(self) -> bool:
+        """True if each worker exited with code 0 by itself, be it in the moment in which all were to be killed."""
+        ends = [worker for ended in self.ended.values() for worker in ended.workers]
+        return (
+            not self.lost and bool(ends) and all(end.exit_code == 0 and not end.ended_by_us for end in ends)
+        )
+
+    @property
     def running(self) -> tuple[str, ...]:
         """Its nodes that have neither told how their workers ended nor are lost."""
         return tuple(self._running)
@@ -218,6 +226,8 @@ class Generation:
         first = first_failure([self._report(*end) for end in ends], is_finished=self.is_finished)
         if first is not None:
             return Cause(first.failure_class, first.error, first.node, first, at)
+        if self.hung:  # the rank that the others waited for has ended well since
+            return Cause("hang", next(iter(self.hung.values()))["error"], at=at)
         assert self.drain is not None, "a group that was killed has a cause"
         return Cause(self.drain.outcome, TOO_LATE, at=at)
 

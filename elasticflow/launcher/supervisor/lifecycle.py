@@ -377,7 +377,7 @@ class Lifecycle:
         if not generation.is_over:
             return
         self.generation = None
-        if generation.is_stopping:
+        if generation.is_stopping and not generation.has_left_well:
             self._workers_killed(generation)
         else:
             self._workers_left(generation)
