@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 from elasticflow.compiler.plan.launch_plan import plan_job
 from elasticflow.compiler.provenance.job_json import job_to_json
 from elasticflow.compiler.provenance.origins import JOB_JSON, origins_now
-from elasticflow.errors import LaunchNotFoundError, LedElsewhereError, NodeRefusedError, RunLockedError
+from elasticflow.errors import (
+    LaunchNotFoundError,
+    LedElsewhereError,
+    NodeRefusedError,
+    RunLockedError,
+    TokenRefusedError,
+)
 from elasticflow.launcher.agent.agent_process import build_agent_process
 from elasticflow.launcher.agent.waiting_agent import next_launch_id
 from elasticflow.launcher.joined_node import JoinedNode
@@ -252,7 +258,10 @@ def _reached_again(store_address: StoreAddress, launch_id: str) -> ControlStore 
         return None
     if refusal is not None:
         raise StoreLostError(str(refusal)) from refusal
-    store = store_of_node(store_address)
+    try:
+        store = store_of_node(store_address)
+    except TokenRefusedError:  # another run's launch has the port
+        return None
     if not store.check([INVITATION]):
         return None
     invitation = from_json(Invitation, json.loads(store.get(INVITATION)))

@@ -105,6 +105,18 @@ def test_record_of_the_next_launch_is_no_copy(catalog: Catalog, monkeypatch: pyt
         server.close()
 
 
+@pytest.mark.parametrize("token", ["another launch's", ""])
+def test_launch_whose_port_another_one_has_by_now_is_gone(token: str) -> None:
+    """This machine was cut off meanwhile; it looks for its run again, and is not refused for the token of a stranger."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = StoreAddress("127.0.0.1", listener.getsockname()[1], token="this launch's")
+    server = StoreServer(listener, token)
+    try:
+        assert join._reached_again(address.under("1"), "this launch") is None
+    finally:
+        server.close()
+
+
 def test_record_that_is_seen_late_is_waited_for(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     """A network's file system may show the record of the launch before for a while."""
     catalog.write_job_record({"run_id": "run", "launch_id": "the one before"})
