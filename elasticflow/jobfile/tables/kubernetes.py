@@ -16,7 +16,7 @@ from elasticflow.system.redaction import is_secret
 _LABEL = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
 _PART = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?"
 _SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
-# Of each pod: the job file, and /dev/shm.
+# Volumes of each pod beside those: the job file, and /dev/shm.
 _OWN_VOLUMES = {"job", "shm"}
 
 Image = Annotated[
