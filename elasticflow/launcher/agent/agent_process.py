@@ -142,7 +142,8 @@ class AgentProcess:
     def _keep_output(self, agent: WaitingAgent) -> None:
         """Append to the log what the agent, which has ended, printed before it knew its log."""
         if not agent.output.closed:
-            with agent.output as output, self._log.open("ab") as log:
+            # Someone may have removed the logs: no reason to end a launch.
+            with contextlib.suppress(OSError), agent.output as output, self._log.open("ab") as log:
                 output.seek(0)
                 log.write(output.read())
 
@@ -152,10 +153,11 @@ class AgentProcess:
         self._agent.process.send_signal(number)
 
     def last_words(self) -> str:
-        """Return the end of what the agent and its helpers have printed since it was started."""
-        with self._log.open("rb") as log:
+        """Return the end of what the agent and its helpers have printed since it was started; empty if that was removed."""
+        with contextlib.suppress(OSError), self._log.open("rb") as log:
             log.seek(max(self._began, log.seek(0, os.SEEK_END) - _LAST_WORDS))
             return log.read().decode("utf-8", "replace")
+        return ""
 
     def end(self) -> None:
         """Kill the agent, with everything below it, if it lives; it is gone afterwards."""
