@@ -90,7 +90,8 @@ class JoinedNode:
                 code = self._agent.exit_code()
                 if code is not None and (final := self._ended(code)) is not None:
                     return final
-                if self._is_silent():
+                # A supervisor that has told the exit code is silent while the agent's writer finishes here.
+                if self._final is None and self._is_silent():
                     # Nobody is left who would let this node go.
                     return INTERRUPTED if self._asked.numbers else None
         finally:

@@ -12,6 +12,7 @@ import pytest
 from elasticflow.errors import ANSWER_IS_NO, INTERRUPTED
 from elasticflow.launcher import joined_node
 from elasticflow.launcher.joined_node import JoinedNode
+from elasticflow.launcher.rendezvous.store_keys import EXIT_CODE
 from elasticflow.protocol.store_address import StoreLostError
 
 if TYPE_CHECKING:
@@ -142,3 +143,34 @@ def test_machine_that_was_asked_does_not_wait_for_a_supervisor_that_is_gone(
 
     assert INTERRUPTED == node.run()
     assert node.was_asked
+
+
+class _Over(_Store):
+    """A launch that is over: its supervisor has told the exit code, and gives no sign of life any more."""
+
+    def check(self, keys: list[str]) -> bool:
+        return keys == [EXIT_CODE]
+
+    def get(self, _: str) -> bytes:
+        return b"0"
+
+
+class _Finishing(_Agent):
+    """Its writer takes a while for the last snapshot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._done_at = time.monotonic() + 0.8
+
+    def exit_code(self) -> int | None:  # type: ignore[override]
+        return 0 if time.monotonic() >= self._done_at else None
+
+
+def test_launch_that_is_over_is_not_led_anew_while_the_writer_finishes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its supervisor is silent by then, which is no loss."""
+    monkeypatch.setattr("elasticflow.launcher.rendezvous.liveness._SILENT_S", 0.3)
+    monkeypatch.setattr("elasticflow.launcher.rendezvous.liveness.BEAT_S", 0.01)
+    node = JoinedNode("n", cast("AgentProcess", _Finishing()), cast("ControlStore", _Over()), lambda _: None)
+    assert 0 == node.run()
