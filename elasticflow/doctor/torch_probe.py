@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import subprocess
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 LIMIT_S = 60.0
+_GONE_S = 2.0
 _TOPIC = "torch"
 _INSTALL = "pip install 'elasticflow[torch]'"
 # This runs as `python -c`. A device counts once it has computed something, for which it makes
@@ -171,10 +173,11 @@ class TorchProbe:
         yield _backend(facts, needs)
 
     def close(self) -> None:
-        """End the child if it is still running."""
+        """End the child if it is still running; one in a call of a driver may not end, and is not waited for."""
         if self._process is not None:
             self._process.kill()
-            self._process.communicate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.communicate(timeout=_GONE_S)
 
 
 def _version(facts: _TorchFacts) -> CheckResult:

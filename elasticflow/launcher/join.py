@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 from elasticflow.compiler.plan.launch_plan import plan_job
 from elasticflow.compiler.provenance.job_json import job_to_json
 from elasticflow.compiler.provenance.origins import JOB_JSON, origins_now
-from elasticflow.errors import LaunchNotFoundError, LedElsewhereError, NodeRefusedError, RunLockedError
+from elasticflow.errors import (
+    LaunchNotFoundError,
+    LedElsewhereError,
+    NodeRefusedError,
+    RunLockedError,
+    TokenRefusedError,
+)
 from elasticflow.launcher.agent.agent_process import build_agent_process
 from elasticflow.launcher.agent.waiting_agent import next_launch_id
 from elasticflow.launcher.joined_node import JoinedNode
@@ -190,10 +196,18 @@ def await_launch(
     raise LaunchNotFoundError(f"nobody leads {what}", "start it first: elasticflow run JOB")
 
 
-def check_shared(catalog: Catalog, invitation: Invitation, say: Callable[[str], None]) -> None:
+def check_shared(
+    catalog: Catalog,
+    invitation: Invitation,
+    say: Callable[[str], None],
+    require_newest: Callable[[], None] = lambda: None,
+) -> None:
     """Check that this machine reads at the snapshot URI what the machine that leads has written there for this launch.
 
     A folder that each machine has for itself may hold a copy of the run's files: what is looked for is new in each launch.
+
+    Args:
+        require_newest: Raises where the launch is over by now: the next one has written in its place.
 
     Raises:
         NodeRefusedError: it does not, even after a wait: a network file system may show files late.
@@ -205,6 +219,7 @@ def check_shared(catalog: Catalog, invitation: Invitation, say: Callable[[str], 
         record = catalog.read_job_record()
         if record is not None and record.get("launch_id") == invitation.launch_id:
             return
+        require_newest()
         if record is not None and record.get("run_id") == run_id:
             what = f"in {where} it reads what another launch has written, as in a copy that this machine has for itself"
         else:
@@ -224,6 +239,18 @@ def store_of_node(store_address: StoreAddress) -> RemoteControlStore:
     return join_store(store_address, looks_at=LAUNCH, answer_s=_ANSWER_S)
 
 
+def _require_newest(store: ControlStore, store_address: StoreAddress) -> None:
+    """Check that the launch whose keys *store* has at *store_address* is still the job's newest one.
+
+    Raises:
+        StoreLostError: it is over, or another one has followed.
+    """
+    prefix, _, number = store_address.prefix.rpartition("/")
+    keys = join_store(replace(store_address, prefix=prefix), looks_at="", answer_s=_ANSWER_S)
+    if store.check([EXIT_CODE]) or newest_launch(keys) != int(number):
+        raise StoreLostError(f"the launch at {store_address.endpoint} is over")
+
+
 def _reached_again(store_address: StoreAddress, launch_id: str) -> ControlStore | None:
     """Return a client of the store of the launch *launch_id*; None if it is gone for good."""
     refusal = why_not_served(Address(store_address.host, store_address.port))
@@ -231,7 +258,10 @@ def _reached_again(store_address: StoreAddress, launch_id: str) -> ControlStore 
         return None
     if refusal is not None:
         raise StoreLostError(str(refusal)) from refusal
-    store = store_of_node(store_address)
+    try:
+        store = store_of_node(store_address)
+    except TokenRefusedError:  # another run's launch has the port
+        return None
     if not store.check([INVITATION]):
         return None
     invitation = from_json(Invitation, json.loads(store.get(INVITATION)))
@@ -255,7 +285,7 @@ class Node:
         uri, prefix = snapshot_place(plan.snapshots.uri, self.folder, request.project_root)
         storage = Storage(uri, plan.snapshots.options)
         storage.check_writable()
-        check_shared(Catalog(storage, prefix), invitation, say)
+        check_shared(Catalog(storage, prefix), invitation, say, lambda: _require_newest(store, store_address))
         node = f"{socket.gethostname()}-{store.add('joined', 1)}"
         launch_folder = self.folder.path / "nodes" / node
         if plan.script is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import time
 from typing import TYPE_CHECKING
@@ -26,6 +27,8 @@ _POLL_S = 0.05
 # An agent that ends so many times in a row, each time so soon after its start, will not do better.
 _MOST_STARTS = 5
 _SOON_S = 60.0
+# An agent that still imports ignores the request to leave: it is asked again.
+_ASK_S = 0.2
 # A machine that is cut off tries for so long to reach the launch again.
 _BACK_S, _AGAIN_S = 60.0, 1.0
 
@@ -59,6 +62,7 @@ class JoinedNode:
         self._asked = LeaveRequests()
         self._started_at, self._soon_ended = 0.0, 0
         self._next_try = 0.0
+        self._next_request = -math.inf
 
     @property
     def was_asked(self) -> bool:
@@ -74,25 +78,34 @@ class JoinedNode:
         self._supervisor = self._watch()
         try:
             self._start()
-            has_asked = False
             while True:
                 time.sleep(_POLL_S)
                 if len(self._asked.numbers) > 1:
                     return KILLED_BY_USER
-                if self._asked.numbers and not has_asked:
-                    has_asked = True
-                    self._say("asked to leave: the workers leave after their step")
-                    self._agent.send(signal.SIGUSR1)
+                if self._asked.numbers:
+                    self._ask_agent_to_leave(time.monotonic())
                 self._look_for_end()
+                # The machine that leads counts this node as lost, and cannot reach its agent.
+                self._agent.end_if_stopped()
                 code = self._agent.exit_code()
                 if code is not None and (final := self._ended(code)) is not None:
                     return final
-                if self._is_silent() and not self._asked.numbers:
-                    return None
+                # A supervisor that has told the exit code is silent while the agent's writer finishes here.
+                if self._final is None and self._is_silent():
+                    # Nobody is left who would let this node go.
+                    return INTERRUPTED if self._asked.numbers else None
         finally:
             self._agent.end()
             for number, handler in previous.items():
                 signal.signal(number, handler)
+
+    def _ask_agent_to_leave(self, now: float) -> None:
+        if now < self._next_request:
+            return
+        if self._next_request < 0:
+            self._say("asked to leave: the workers leave after their step")
+        self._next_request = now + _ASK_S
+        self._agent.send(signal.SIGUSR1)
 
     def _watch(self) -> SupervisorWatch | None:
         """Return the watch of the supervisor; a supervisor that serves the store gives no sign of life: the connection's end is its own."""

@@ -36,6 +36,8 @@ _AGAIN_S = 1.0
 _ASKED_AFTER, _ASKED_EVERY = 5, 15
 # Tries, each of which waits a minute for the launch of the process that has the run's lock.
 _MOST_LOCKED = 10
+# Tries in which the store, or what answers in its place, cannot be used; each may take ten seconds.
+_MOST_UNREACHED = 6
 
 
 def lead_or_join(
@@ -68,7 +70,7 @@ def lead_or_join(
     plan = plan_job(request.job, project_root=request.project_root, job_files=request.files)
     check_rank(plan, request.node_rank)
     network.check(plan.interface)
-    last = locked = 0
+    last = locked = unreached = 0
     while True:
         if _may_lead(plan, request.node_rank, address, say, why_leader_is_lost):
             try:
@@ -80,14 +82,26 @@ def lead_or_join(
                 locked += 1
                 if not plan.is_store_outside or locked > _MOST_LOCKED:
                     raise
+            except RendezvousError as error:
+                # The store answered a moment ago: it may be on its way to come back.
+                unreached += 1
+                is_missing_here = isinstance(error.__cause__, ImportError)
+                if not plan.is_store_outside or is_missing_here or unreached > _MOST_UNREACHED:
+                    raise
+                say(_looking_again(error))
+                continue
         try:
             code, last = _take_part(request, plan, address, last, say)
         except (StoreLostError, LaunchNotFoundError, RendezvousError) as error:
-            say(f"{str(error).splitlines()[0]}: looking again")
+            say(_looking_again(error))
             continue
         if code is not None:
             return code
-        locked = 0
+        locked = unreached = 0
+
+
+def _looking_again(error: Exception) -> str:
+    return f"{str(error).splitlines()[0]}: looking again"
 
 
 def _may_lead(

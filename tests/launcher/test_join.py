@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ from elasticflow.errors import LaunchNotFoundError, NodeRefusedError
 from elasticflow.launcher import join
 from elasticflow.launcher.join import Address, await_server, check_shared
 from elasticflow.launcher.rendezvous.invitation import Invitation, versions
+from elasticflow.launcher.rendezvous.store_server import StoreServer
+from elasticflow.protocol.store_address import StoreAddress, StoreLostError
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
 from tests.compiler.jobs import make_job
@@ -78,6 +81,40 @@ def test_place_of_this_machine_alone_is_refused(
         check_shared(catalog, INVITATION, print)
     assert catalog.storage.uri in refused.value.message
     assert "snapshots.uri" in str(refused.value.remedy)
+
+
+def test_record_of_the_next_launch_is_no_copy(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine that led died after its invitation was read: who takes part looks again, and is not refused."""
+    catalog.write_job_record({"run_id": "run", "launch_id": "the next launch"})
+    monkeypatch.setattr(join, "_SEEN_ANEW_S", 60.0)
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = StoreAddress("127.0.0.1", listener.getsockname()[1])
+    server = StoreServer(listener)
+    keys = server.store(address.prefix)
+    keys.set("newest", "1")
+    store = join.store_of_node(address.under("1"))
+
+    def require_newest() -> None:
+        join._require_newest(store, address.under("1"))
+        keys.set("newest", "2")
+
+    try:
+        with pytest.raises(StoreLostError, match="is over"):
+            check_shared(catalog, INVITATION, lambda _: None, require_newest)
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("token", ["another launch's", ""])
+def test_launch_whose_port_another_one_has_by_now_is_gone(token: str) -> None:
+    """This machine was cut off meanwhile; it looks for its run again, and is not refused for the token of a stranger."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = StoreAddress("127.0.0.1", listener.getsockname()[1], token="this launch's")
+    server = StoreServer(listener, token)
+    try:
+        assert join._reached_again(address.under("1"), "this launch") is None
+    finally:
+        server.close()
 
 
 def test_record_that_is_seen_late_is_waited_for(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -9,6 +12,7 @@ import pytest
 from elasticflow.errors import ANSWER_IS_NO, INTERRUPTED
 from elasticflow.launcher import joined_node
 from elasticflow.launcher.joined_node import JoinedNode
+from elasticflow.launcher.rendezvous.store_keys import EXIT_CODE
 from elasticflow.protocol.store_address import StoreLostError
 
 if TYPE_CHECKING:
@@ -46,6 +50,9 @@ class _Agent:
 
     def last_words(self) -> str:
         return "ModuleNotFoundError: No module named 'torch'"
+
+    def end_if_stopped(self) -> None:
+        pass
 
     def end(self) -> None:
         pass
@@ -93,3 +100,77 @@ def test_node_that_was_cut_off_tries_other_connections(
     assert code == (ANSWER_IS_NO if comes_back else INTERRUPTED)
     assert (5 if comes_back else 0) == len(back.told)
     assert ("the launch is gone: no way" in "\n".join(said)) != comes_back
+
+
+class _Importing(_Agent):
+    """It takes no signal until it is ready, and exits once it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+        self._ready_at = time.monotonic() + 0.1
+
+    def start(self) -> None:
+        super().start()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def send(self, _: signal.Signals) -> None:
+        self.asked += time.monotonic() >= self._ready_at
+
+    def exit_code(self) -> int | None:  # type: ignore[override]
+        return 0 if self.asked else None
+
+
+def test_agent_that_still_imports_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ignores the signal until then: this machine would join, and take part for ever."""
+    monkeypatch.setattr(joined_node, "_ASK_S", 0.01)
+    agent, said = _Importing(), list[str]()
+    code = JoinedNode("n", cast("AgentProcess", agent), cast("ControlStore", _Store()), said.append).run()
+
+    assert (INTERRUPTED, 1) == (code, agent.starts)
+    assert ["asked to leave: the workers leave after their step"] == said
+
+
+def test_machine_that_was_asked_does_not_wait_for_a_supervisor_that_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The store lives on, and nobody is left who would let this node go."""
+    monkeypatch.setattr("elasticflow.launcher.rendezvous.liveness._SILENT_S", 0.3)
+    monkeypatch.setattr("elasticflow.launcher.rendezvous.liveness.BEAT_S", 0.01)
+    agent = _Importing()
+    agent._ready_at = float("inf")
+    node = JoinedNode("n", cast("AgentProcess", agent), cast("ControlStore", _Store()), lambda _: None)
+
+    assert INTERRUPTED == node.run()
+    assert node.was_asked
+
+
+class _Over(_Store):
+    """A launch that is over: its supervisor has told the exit code, and gives no sign of life any more."""
+
+    def check(self, keys: list[str]) -> bool:
+        return keys == [EXIT_CODE]
+
+    def get(self, _: str) -> bytes:
+        return b"0"
+
+
+class _Finishing(_Agent):
+    """Its writer takes a while for the last snapshot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._done_at = time.monotonic() + 0.8
+
+    def exit_code(self) -> int | None:  # type: ignore[override]
+        return 0 if time.monotonic() >= self._done_at else None
+
+
+def test_launch_that_is_over_is_not_led_anew_while_the_writer_finishes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its supervisor is silent by then, which is no loss."""
+    monkeypatch.setattr("elasticflow.launcher.rendezvous.liveness._SILENT_S", 0.3)
+    monkeypatch.setattr("elasticflow.launcher.rendezvous.liveness.BEAT_S", 0.01)
+    node = JoinedNode("n", cast("AgentProcess", _Finishing()), cast("ControlStore", _Over()), lambda _: None)
+    assert 0 == node.run()

@@ -14,6 +14,7 @@ from elasticflow.errors import (
     LeaderMissingError,
     LedElsewhereError,
     NodeRefusedError,
+    RendezvousError,
     RunLockedError,
 )
 from elasticflow.launcher import lead_or_join as tested
@@ -180,6 +181,27 @@ def test_leader_that_the_scheduler_has_lost_is_waited_for_no_more(monkeypatch: p
     with pytest.raises(LeaderMissingError, match="at head:29400: Slurm has taken n1"):
         world.call(1, _never, lambda: next(answers))
     assert [] == list(answers)
+
+
+def test_store_that_went_away_in_that_moment_is_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answered when this machine was to lead; a scheduler would take the code of a refusal as the run's end."""
+    world = _World([])
+    world.install(monkeypatch, is_store_outside=True)
+    tries: Iterator[int] = iter([1, 2, 0])
+
+    def lead(_: Request) -> int:
+        if (code := next(tries)) > 0:
+            raise RendezvousError("no store for the rendezvous at head:29400: Connection refused")
+        return code
+
+    assert 0 == world.call(None, lead)
+    assert 2 == len(world.said)
+
+    def lead_never(_: Request) -> int:
+        raise RendezvousError("no store for the rendezvous at head:29400: what answers is no store")
+
+    with pytest.raises(RendezvousError, match="is no store"):
+        world.call(None, lead_never)
 
 
 def _locked(_: Request) -> int:

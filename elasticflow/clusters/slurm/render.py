@@ -183,7 +183,8 @@ class BatchScript:
         yield "# What each node does. Slurm may signal this shell, too: it waits for what it has started, whose code counts."
         yield "# Its lines begin with its name; once srun is gone, with the first node, they go nowhere. A command that was killed is"
         yield "# started again, three times at most."
-        yield "# If the first node is lost, this script is lost with it: then each node that is left sees to the end of the job."
+        yield "# If the first node is lost, this script is lost with it: then each node that is left sees to the end of the job, and the"
+        yield "# last one that ends its command ends the job in any case."
         if not self.job.torchrun.is_store_outside:
             yield "# As soon as nobody leads and Slurm has lost the node that did, the next one leads, if enough are left."
         yield "export folder first=$SLURMD_NODENAME"
@@ -193,13 +194,15 @@ exec > >(trap "" TERM PIPE; sed -u "s/^/$SLURMD_NODENAME | /"; exec cat >/dev/nu
 lines=$! tries=0
 left() {{ scontrol show hostnames "$(squeue -h -t RUNNING -j "$SLURM_JOB_ID" -o %N)"; }}
 {self._attempts()}
+ended=$folder/slurm/$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}
+if [ -d "$folder" ]; then mkdir -p "$ended" && : >"$ended/$SLURMD_NODENAME"; fi
 names=$(left)
 if [ -n "$names" ] && ! grep -qx "$first" <<<"$names"; then
   if [ "$code" -eq 75 ] && {again}; then
     scontrol requeue "$SLURM_JOB_ID"
   else
     "$0" status "$folder" --exit-code
-    if [ "$?" -ne 75 ] || [ "$code" -eq 75 ]; then scancel "$SLURM_JOB_ID"; fi
+    if [ "$?" -ne 75 ] || [ "$code" -eq 75 ] || ! grep -qvxFf <(ls "$ended") <<<"$names"; then scancel "$SLURM_JOB_ID"; fi
   fi
 fi
 exec >&- 2>&-
@@ -228,6 +231,8 @@ done"""
         yield "# How it went stands in the run folder. What srun ends with says less: a node that was lost, or one that was refused."
         yield '"$elasticflow" status "$folder" --exit-code'
         yield "code=$?"
+        if not self.is_array and self.job.nodes.max > 1:
+            yield 'rm -rf "$folder/slurm"'
         yield "# 75: not over. Where no node was interrupted either, the job was refused, and would be again."
         yield 'if [ "$code" -eq 75 ] && [ "$ended" -gt 0 ] && [ "$ended" -lt 75 ]; then code=$ended; fi'
         if self.table.requeues:

@@ -16,6 +16,8 @@ from elasticflow.system.redaction import is_secret
 _LABEL = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
 _PART = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?"
 _SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
+# Volumes of each pod beside those: the job file, and /dev/shm.
+_OWN_VOLUMES = {"job", "shm"}
 
 Image = Annotated[
     str,
@@ -256,6 +258,13 @@ class KubernetesTable(Table):
         if twice := next((path for path in paths if paths.count(path) > 1), None):
             message = f"two volumes have the path {twice}"
             raise bad_key("volumes", codes.EXCLUSIVE, message, "give each a path of its own")
+        if "/dev/shm" in paths:  # noqa: S108  # a path in the pods
+            message = "the pods have a volume at /dev/shm already"
+            remedy = 'set its size by kubernetes.shared_memory = "16 GiB"'
+            raise bad_key("volumes", codes.EXCLUSIVE, message, remedy)
+        if taken := _OWN_VOLUMES & self.volumes.keys():
+            message = f"the pods have a volume called {min(taken)} already"
+            raise bad_key("volumes", codes.EXCLUSIVE, message, "give the volume another name")
         return self
 
     def is_kept(self, uri: str | None) -> bool:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from elasticflow.launcher.agent.device_health import DeviceHealth
 from elasticflow.launcher.agent.flight_recorder import FlightRecorder, may_use_devices
-from elasticflow.launcher.agent.hang_timeouts import STOPPED_S
 from elasticflow.launcher.agent.lingering import LingeringRanks, sleeps, waits_for_peers
 from elasticflow.launcher.agent.master import master_of
 from elasticflow.launcher.agent.node_heartbeat import NodeHeartbeat, NodeReleasedError
@@ -44,6 +43,7 @@ from elasticflow.protocol.store_address import StoreLostError
 from elasticflow.run_folder import RunFolder
 from elasticflow.system.polling import readable
 from elasticflow.system.processes import STOPPED, state_of
+from elasticflow.system.stopped_child import STOPPED_S, StoppedChild
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -63,6 +63,10 @@ _ROOT_CAUSE_WAIT_S = 0.15
 # Seconds in which killed workers have to be gone: after a generation, and when the agent exits.
 _GONE_S, _GONE_FROM_DEVICES_S = 5, 25  # the driver gives back hundreds of gigabytes of pinned memory
 _GONE_AT_LAST_S = 30
+
+
+class _StoppedError(Exception):
+    """The supervisor has stopped a generation whose workers have not started here."""
 
 
 def gone_s(environment: Mapping[str, str]) -> int:
@@ -105,6 +109,7 @@ class Agent:
         self._files = (
             FileSender(store, self._outbox.post, config.node, self._folder) if config.has_own_folder else None
         )
+        self._stopped_writer = StoppedChild(writer.process, time.monotonic())
         self._orphans = Orphans(self._adopted, self._reporter.left_behind)
         self._store_address = config.store_address
         self._interface = network.variables(
@@ -159,7 +164,11 @@ class Agent:
         """
         try:
             while (assignment := self._orders.wait_for_next(self._look_between)) is not None:
-                workers = self._start(assignment)
+                try:
+                    workers = self._start(assignment)
+                except _StoppedError:
+                    self._reporter.never_started(assignment.generation)
+                    continue
                 failed, alone = self._watch(workers, assignment.generation)
                 # Waiting is useless after a failure: a signal handler cannot run inside a collective (measured).
                 workers.close(signal.SIGKILL, gone_s(os.environ))
@@ -205,7 +214,7 @@ class Agent:
         if self._config.setup.script is not None:
             self._voices = [(streams.stdouts[rank], streams.stderrs[rank]) for rank in ranks]
             where = self._store_address.host, self._config.interface
-            master = master_of(self._store, *where, assignment)
+            master = master_of(self._store, *where, assignment, self._look_before_start)
             for local_rank, environment in environments.items():
                 errors = streams.stderrs[local_rank].with_suffix(".error.json")
                 environment.update(environment_of_script(master, assignment.generation, errors))
@@ -217,6 +226,12 @@ class Agent:
         self._is_stalled = self._has_told_stacks = self._is_left_waiting = False
         self._reporter.started(assignment.generation, ranks, workers.pids())
         return workers
+
+    def _look_before_start(self) -> None:
+        """`_look`, while another node is waited for; the supervisor may lose that node, and stop the generation."""
+        self._look()
+        if is_requested(self._store, "stop", self._generation):
+            raise _StoppedError
 
     def _environment(self, assignment: Assignment, local_rank: int) -> dict[str, str]:
         failed_at = assignment.failed_at
@@ -286,6 +301,7 @@ class Agent:
         self._orphans.pursue(time.monotonic())
         if self._files is not None:
             self._files.look()
+        self._stopped_writer.look(time.monotonic())
         if (code := self._writer.exit_code()) is not None:
             raise HelperLostError("snapshot writer", code)
         if not self._server.pump():

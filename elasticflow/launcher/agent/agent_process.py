@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ from elasticflow.protocol.store_address import StoreAddress
 from elasticflow.snapshots.format.writer_config import WriterStart  # noqa: TC001  # the codec reads the fields' types
 from elasticflow.system.masking import SECRET_NAMES
 from elasticflow.system.processes import is_killed_from_outside, signal_or_code
+from elasticflow.system.stopped_child import StoppedChild
 
 if TYPE_CHECKING:
     import signal
@@ -110,6 +112,7 @@ class AgentProcess:
         self._config, self._launch_id = config, launch_id
         self._log = Path(config.setup.log)
         self._agent: WaitingAgent | None = None
+        self._stopped: StoppedChild | None = None
         self._began = 0
 
     def start(self) -> None:
@@ -118,6 +121,7 @@ class AgentProcess:
         with self._log.open("ab") as log:
             self._began = log.tell()
         self._agent = waiting_agent(self._launch_id)
+        self._stopped = StoppedChild(self._agent.process, time.monotonic())
         assert self._agent.process.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._agent.process.stdin as stdin:
             stdin.write(to_json(self._config).encode())
@@ -130,10 +134,16 @@ class AgentProcess:
             self._keep_output(self._agent)
         return code
 
+    def end_if_stopped(self) -> None:
+        """Kill the agent if a signal stopped it a while ago; to be called often."""
+        assert self._stopped is not None
+        self._stopped.look(time.monotonic())
+
     def _keep_output(self, agent: WaitingAgent) -> None:
         """Append to the log what the agent, which has ended, printed before it knew its log."""
         if not agent.output.closed:
-            with agent.output as output, self._log.open("ab") as log:
+            # Someone may have removed the logs: no reason to end a launch.
+            with contextlib.suppress(OSError), agent.output as output, self._log.open("ab") as log:
                 output.seek(0)
                 log.write(output.read())
 
@@ -143,10 +153,11 @@ class AgentProcess:
         self._agent.process.send_signal(number)
 
     def last_words(self) -> str:
-        """Return the end of what the agent and its helpers have printed since it was started."""
-        with self._log.open("rb") as log:
+        """Return the end of what the agent and its helpers have printed since it was started; empty if that was removed."""
+        with contextlib.suppress(OSError), self._log.open("rb") as log:
             log.seek(max(self._began, log.seek(0, os.SEEK_END) - _LAST_WORDS))
             return log.read().decode("utf-8", "replace")
+        return ""
 
     def end(self) -> None:
         """Kill the agent, with everything below it, if it lives; it is gone afterwards."""

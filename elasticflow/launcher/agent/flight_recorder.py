@@ -70,7 +70,10 @@ class FlightRecorder:
         if not self._is_used:
             return {}
         self.end()
-        self._pipes = Path(tempfile.mkdtemp(prefix="ef-"))
+        try:
+            self._pipes = Path(tempfile.mkdtemp(prefix="ef-"))
+        except OSError:  # no room, or no folder that may be written: workers train without it
+            return {}
         # torch also dumps unasked, once a collective's own time limit is over, and makes no folder.
         self._folder = logs / "flight_recorder"
         self._folder.mkdir(parents=True, exist_ok=True)

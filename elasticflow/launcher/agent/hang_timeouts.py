@@ -4,8 +4,6 @@ from __future__ import annotations
 
 # Even quick steps may stall for so long without a hang.
 FLOOR_S = 60.0
-# Nobody has to guess about a process that a signal has stopped: it does nothing until another signal comes.
-STOPPED_S = 10.0
 FACTOR = 10
 ENOUGH = 10
 # Another shape may take minutes where ten took milliseconds: what a compiler took says nothing of what it will take.

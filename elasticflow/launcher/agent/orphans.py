@@ -134,9 +134,7 @@ def unclaimed(run: RunFolder) -> list[int]:
                 parents[process] = process.ppid()
     marked = {process.pid for process in parents}
     orphans = [
-        process.pid
-        for process, parent in parents.items()
-        if parent not in marked and _AGENT not in _command(process)
+        process.pid for process, parent in parents.items() if parent not in marked and not _is_agent(process)
     ]
     for orphan in orphans:
         orphans += [process.pid for process, parent in parents.items() if parent == orphan]
@@ -175,6 +173,12 @@ def _command(process: psutil.Process) -> str:
     with suppress(psutil.Error):
         return " ".join(process.cmdline())[:_LONGEST_COMMAND]
     return ""
+
+
+def _is_agent(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return _AGENT in process.cmdline()
+    return False
 
 
 def _is_own(process: psutil.Process) -> bool:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elasticflow.launcher.agent import stack_dumps
-from elasticflow.launcher.agent.hang_timeouts import STOPPED_S
 from elasticflow.launcher.agent.printed import RankPrints
 from elasticflow.launcher.agent.rank_logs import RankLog
 from elasticflow.launcher.agent.worker_warnings import StderrWarnings
@@ -31,6 +30,7 @@ from elasticflow.protocol.messages import (
 )
 from elasticflow.system.process_record import ProcessRecord
 from elasticflow.system.processes import STOPPED
+from elasticflow.system.stopped_child import STOPPED_S
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from elasticflow.launcher.agent.worker_streams import LeftOut
     from elasticflow.launcher.agent.workers import ForkedWorkers
     from elasticflow.launcher.rendezvous.supervisor_channel import Outbox
+    from elasticflow.protocol.messages import WorkerEnd
     from elasticflow.run_folder import RunFolder
     from elasticflow.snapshots.client.writer_process import WriterProcess
 
@@ -246,6 +247,12 @@ class Reporter:
             self._post_printed(self._prints, has_failed=failed)
             self._prints = None
         self._told = Activity(self._node, "")
-        ends = workers.ends(self._ranks, alone)
-        ended = WorkersEnded(self._generation, self._node, failed=failed, workers=ends, sent_at=time.time())
+        self._post_ended(self._generation, workers.ends(self._ranks, alone), failed=failed)
+
+    def never_started(self, generation: int) -> None:
+        """Report that no worker of *generation* is here: it was stopped before any had started."""
+        self._post_ended(generation, (), failed=False)
+
+    def _post_ended(self, generation: int, ends: tuple[WorkerEnd, ...], *, failed: bool) -> None:
+        ended = WorkersEnded(generation, self._node, failed=failed, workers=ends, sent_at=time.time())
         self._outbox.post(ended)

@@ -84,7 +84,7 @@ def _loaders(worker: int, log: Path) -> tuple[LoaderStack, ...]:
 
 def _dumps(logs: Mapping[int, Path]) -> dict[int, str]:
     """Have each process write its stacks; return what each wrote."""
-    begins = {pid: log.stat().st_size for pid, log in logs.items()}
+    begins = {pid: log.stat().st_size if log.exists() else 0 for pid, log in logs.items()}
     for pid in logs:
         # Without a handler the signal would end the process.
         if catches(pid, signal.SIGUSR2):
@@ -106,6 +106,10 @@ def _dumps(logs: Mapping[int, Path]) -> dict[int, str]:
 
 
 def _read(log: Path, begin: int) -> str:
-    with log.open("rb") as file:
+    with (
+        suppress(FileNotFoundError),
+        log.open("rb") as file,
+    ):  # a worker may be stopped before it opens its own
         file.seek(begin)
         return file.read().decode("utf-8", "replace")
+    return ""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from elasticflow.launcher.agent.rank_logs import tail
 from elasticflow.protocol.messages import WorkerEnd
 from elasticflow.system.oom_kills import OomKills
-from elasticflow.system.processes import IN_KERNEL, state_of
+from elasticflow.system.processes import IN_KERNEL, started_at, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
@@ -159,6 +159,8 @@ class ForkedWorkers:
         deadline = time.monotonic() + timeout
         for sent in (number, signal.SIGKILL):
             for pid in self._pids.values():
+                if pid in self._server.exits and started_at(pid) is not None:
+                    continue  # its session is empty, and the id was given again
                 # The session may hold loader processes even when its leader is gone; and a worker forked
                 # a moment ago may not lead its session yet.
                 with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import TYPE_CHECKING
 
 from elasticflow.launcher.fork_server.helpers import HelperLostError
@@ -21,6 +22,8 @@ from elasticflow.launcher.fork_server.protocol import (
 from elasticflow.launcher.fork_server.server_process import start_server
 from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunOptions, TorchrunRefusedError
 from elasticflow.system.polling import readable
+from elasticflow.system.processes import children_of
+from elasticflow.system.stopped_child import StoppedChild
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -49,6 +52,7 @@ class ForkServer:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._channel.send(setup)
         self._ready: Ready | None = None
+        self._stopped = StoppedChild(started.process, time.monotonic())
         self.importing = "torch"
         self.exits: dict[int, tuple[int, float]] = {}
         self._started: dict[int, int] = {}
@@ -65,22 +69,24 @@ class ForkServer:
         return self._channel.connection.fileno()
 
     def pump(self, timeout: float = 0.0) -> bool:
-        """Take in what the server reports, waiting at most *timeout* seconds for the first of it.
+        """Take in what the server reports, waiting at most *timeout* seconds for the first of it; end it if a signal has stopped it.
 
         Returns:
             False when the server is gone.
         """
+        self._stopped.look(time.monotonic(), self._helpers)
         while readable([self.fileno()], timeout):
-            try:
-                messages = self._channel.read()
-            except ConnectionResetError:  # it was killed with a request unread
-                return False
+            messages = self._channel.read()
             if messages is None:
                 return False
             for message in messages:
                 self._take(message)
             timeout = 0.0
         return True
+
+    def _helpers(self) -> list[int]:
+        """Return the processes that do the server's work: the child that imports, then the process that serves."""
+        return children_of(self.process.pid) if self._ready is None else [self._ready.pid]
 
     def _take(self, message: Message) -> None:
         match message:

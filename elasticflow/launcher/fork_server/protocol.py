@@ -113,6 +113,7 @@ class Ready:
         has_gpu: Torch can use an accelerator on this machine.
         options: The launch's arguments as torchrun parses them; None if they were not wanted, or torchrun refuses them.
         refusal: Why torchrun refuses them.
+        pid: Id of the process that serves: the one that was started, or a child of it.
     """
 
     refused: tuple[RefusedModule, ...]
@@ -120,6 +121,7 @@ class Ready:
     has_gpu: bool = False
     options: TorchrunOptions | None = None
     refusal: str = ""
+    pid: int = 0
 
 
 @dataclass(frozen=True)
@@ -157,8 +159,11 @@ class MessageChannel:
         self.connection.sendall(MESSAGES.encode(message).encode() + b"\n")
 
     def read(self) -> list[Message] | None:
-        """Return the messages of one `recv`, or None at the end of the stream."""
-        data = self.connection.recv(1 << 16)
+        """Return the messages of one `recv`, or None at the end of the stream, also where the other side has ended with something unread."""
+        try:
+            data = self.connection.recv(1 << 16)
+        except ConnectionResetError:
+            return None
         if not data:
             return None
         *whole, self._rest = (self._rest + data).split(b"\n")

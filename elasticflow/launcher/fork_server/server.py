@@ -175,7 +175,7 @@ def _serve(channel: MessageChannel, setup: Setup, ready: Ready) -> NoReturn:
     gc.collect()  # of what came since it was frozen before: not of torch
     gc.freeze()
     gc.enable()
-    channel.send(ready)
+    channel.send(replace(ready, pid=os.getpid()))
     Server(channel, setup.entry_point, setup.start_method, setup.script).serve()
 
 
@@ -247,7 +247,8 @@ class Server:
                 pid = self._standbys.call(message) or self._start_worker(message)
                 self._channel.send(Started(message.local_rank, pid))
             case Prepare():
-                self._standbys.start(message)
+                if (report := self._standbys.start(message)) is not None:
+                    self._channel.send(report)
             case _:
                 raise AssertionError(f"{message} goes the other way")
 

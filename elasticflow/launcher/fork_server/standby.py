@@ -122,9 +122,8 @@ def stand_by(connection: socket.socket) -> NoReturn:
 
 def _messages(channel: MessageChannel) -> Iterator[Message]:
     """Yield the server's messages, until the server is gone."""
-    with contextlib.suppress(ConnectionResetError):
-        while (messages := channel.read()) is not None:
-            yield from messages
+    while (messages := channel.read()) is not None:
+        yield from messages
 
 
 def _open_device(prepare: Prepare) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -35,20 +36,27 @@ class Standbys:
         """Return the descriptors that become readable when a standby reports."""
         return [channel.connection.fileno() for channel in self._channels.values()]
 
-    def start(self, prepare: Prepare) -> None:
-        """Start the standby of a local rank, unless it has one."""
+    def start(self, prepare: Prepare) -> StandbyEnded | None:
+        """Start the standby of a local rank, unless it has one; return a report if the system has no room for it."""
         if prepare.local_rank in self._pids.values():
-            return
-        ours, theirs = socket.socketpair()
+            return None
         # Asked for before: a child may run first when its parent is dead.
         server = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            end_with(lambda: self._become_standby(server, theirs))
+        with contextlib.ExitStack() as on_error:
+            try:
+                ours, theirs = (on_error.enter_context(end) for end in socket.socketpair())
+                pid = os.fork()
+            except OSError as error:  # no processes, memory or files are left; workers go on without it
+                sys.stderr.write(f"no standby of local rank {prepare.local_rank}: {error}\n")
+                return StandbyEnded(prepare.local_rank, 1)
+            if pid == 0:
+                end_with(lambda: self._become_standby(server, theirs))
+            on_error.pop_all()
         theirs.close()
         self._pids[pid] = prepare.local_rank
         self._channels[pid] = MessageChannel(ours)
         self._send(pid, prepare)
+        return None
 
     def _become_standby(self, server: int, connection: socket.socket) -> None:
         die_with_parent(server)

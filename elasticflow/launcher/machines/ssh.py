@@ -23,7 +23,14 @@ if TYPE_CHECKING:
 
 SSH = "ELASTICFLOW_SSH"
 """Variable with the ssh command, for options that its configuration does not have."""
-_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
+# No master of shared connections: one lives on behind its own session, whose end would not be seen.
+_OPTIONS = (
+    "-T",
+    "-oBatchMode=yes",
+    "-oControlMaster=no",
+    "-oServerAliveInterval=5",
+    "-oServerAliveCountMax=3",
+)
 _SSH_FAILED = 255
 _NO_COMMAND = (126, 127)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0

@@ -217,7 +217,8 @@ def _lead(store: ControlStore, address: StoreAddress) -> int:
         raise led
     while True:
         number += 1
-        if store.add(f"claim/{number}", 1) == 1:
+        # A process that was stopped right after its claim finds that another one has passed it over.
+        if store.add(f"claim/{number}", 1) == 1 and newest_launch(store) < number:
             store.set(_NEWEST, str(number))
             # The keys of older launches are not read any more, and the store outlives all runs.
             join_store(address.under(str(number - 2)), looks_at="").forget()

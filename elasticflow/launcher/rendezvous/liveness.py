@@ -125,7 +125,10 @@ class Beat:
 
 
 class SupervisorWatch:
-    """Looks for signs of life of the launch's supervisor in *store*; a supervisor that serves the store gives none."""
+    """Looks for signs of life of the launch's supervisor in *store*, which another process serves.
+
+    A supervisor that has given none yet is silent, too: it may have died right after it claimed the launch.
+    """
 
     def __init__(self, store: ControlStore) -> None:
         self._store = store
@@ -143,7 +146,6 @@ class SupervisorWatch:
         if now < self._looked + BEAT_S:
             return False
         self._looked = now
-        if not self._store.check([SUPERVISOR_BEAT]):
-            return False
-        self._silence.look(self._store.get(SUPERVISOR_BEAT), now)
+        sign = self._store.get(SUPERVISOR_BEAT) if self._store.check([SUPERVISOR_BEAT]) else None
+        self._silence.look(sign, now)
         return self._silence.is_too_long(now)

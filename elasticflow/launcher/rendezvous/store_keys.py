@@ -19,6 +19,7 @@ They lie in one control store under the launch's own prefix (`protocol/control_s
     orders/stop/<g>         workers of generation g are to be killed now: another worker of it has failed
     orders/files            nodes with run folders of their own are to send files (`launcher/rendezvous/requests.py`)
     orders/stacks/<g>       agents are to send the stacks of generation g's workers
+    orders/master/<g>       where rank 0 of a script listens in generation g: told by its node, and sent to all as orders are
     orders/check            a generation, and names of nodes: devices there are to be checked, now that its workers are gone
 
 Workers find the store of their own process group through it, under `run/<generation>/` (runtime/process/process_group.py).
@@ -116,6 +117,11 @@ def block_of(node: str, blocks: int) -> int:
 def request_key(what: GenerationRequest, generation: int) -> str:
     """Return the key that asks the workers of *generation* for *what*."""
     return f"{ORDERS}/{what}/{generation}"
+
+
+def master_key(generation: int) -> str:
+    """Return the key under which rank 0's node tells where rank 0 of a script listens in *generation*."""
+    return f"{ORDERS}/master/{generation}"
 
 
 def is_requested(store: ControlStore, what: GenerationRequest, generation: int) -> bool:

@@ -80,11 +80,13 @@ class Outbox:
     def post(self, message: Message) -> None:
         """Append *message*; it arrives even if this process is killed right after.
 
+        A message that does not get through leaves no gap: the next one has its number.
+
         One `set` for each message: if all agents shared one sequence of numbers, counted by `add`, an agent killed
         between `add` and `set` would leave a gap at which the supervisor waits for ever.
         """
+        self._store.set(message_key(self.number, self._posted + 1), MESSAGES.encode(message))
         self._posted += 1
-        self._store.set(message_key(self.number, self._posted), MESSAGES.encode(message))
 
 
 class Orders:

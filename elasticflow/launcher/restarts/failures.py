@@ -77,6 +77,7 @@ class Report:
         exit_code: As `Popen.returncode` gives it: negative is a signal; None when the process was lost sight of.
         raised: The worker's `worker.raised` line, if it wrote one.
         time: Unix time at which its end was noticed; the `worker.raised` line's own time goes before it.
+        behind_s: Seconds that the clock which dated that line is behind the clock of *time*.
         ended_by_us: The agent killed it after another rank's failure; such an end is no failure.
         hung: It made no progress for longer than allowed, so the agent killed it.
         oom_killed: The kernel's out-of-memory killer was seen at work in its memory group.
@@ -87,6 +88,7 @@ class Report:
     exit_code: int | None
     raised: Mapping[str, Any] | None = None
     time: float = math.inf
+    behind_s: float = 0.0
     node: str = ""
     pid: int | None = None
     ended_by_us: bool = False
@@ -332,7 +334,7 @@ def _time(report: Report) -> float:
     if not isinstance(stamp, str):
         return report.time
     try:
-        return datetime.fromisoformat(stamp).timestamp()
+        return datetime.fromisoformat(stamp).timestamp() + report.behind_s
     except ValueError:
         return report.time
 

@@ -17,6 +17,7 @@ from elasticflow.launcher.supervisor.commands import (
     UpdateState,
 )
 from elasticflow.protocol.messages import Activity, Stacks, Standstill, WorkersEnded, WorkersStarted
+from elasticflow.system.clocks import on_own_clock
 
 if TYPE_CHECKING:
     from elasticflow.events import EventRecord
@@ -94,6 +95,7 @@ class Generation:
         hung: In the form of a `worker.raised` line, what the rank was doing that all others wait for.
         workers: The workers of each node on which they have started.
         ended: How the workers of each node ended that has said so.
+        behind_s: Seconds that the clock of each of these nodes is behind this machine's; 0 where they agree.
         lost: Class and reason of each node that was lost while it ran.
     """
 
@@ -114,6 +116,7 @@ class Generation:
     hung: dict[int, EventRecord] = field(default_factory=dict)
     workers: dict[str, tuple[StartedWorker, ...]] = field(default_factory=dict)
     ended: dict[str, WorkersEnded] = field(default_factory=dict)
+    behind_s: dict[str, float] = field(default_factory=dict)
     lost: dict[str, tuple[str, str]] = field(default_factory=dict)
     _running: dict[str, None] = field(default_factory=dict)
 
@@ -142,8 +145,12 @@ class Generation:
             case _:
                 pass
 
-    def take(self, message: WorkersEvent) -> list[Command]:
-        """Take in what an agent says about its workers; if one of them failed, those of all nodes are killed."""
+    def take(self, message: WorkersEvent, now: float) -> list[Command]:
+        """Take in what an agent says about its workers; if one of them failed, those of all nodes are killed.
+
+        Args:
+            now: Unix time.
+        """
         node = message.node
         match message:
             case WorkersStarted():
@@ -159,6 +166,7 @@ class Generation:
                 self.stacks[node] = message.workers
             case WorkersEnded():
                 self.ended[node] = message
+                self.behind_s[node] = on_own_clock(0.0, message.sent_at, now)
                 self._running.pop(node, None)
                 if message.failed:
                     return self.stop()
@@ -197,6 +205,14 @@ class Generation:
         return not self._running
 
     @property
+    def has_left_well(self) -> bool:
+        """True if each worker exited with code 0 by itself, be it in the moment in which all were to be killed."""
+        ends = [worker for ended in self.ended.values() for worker in ended.workers]
+        return (
+            not self.lost and bool(ends) and all(end.exit_code == 0 and not end.ended_by_us for end in ends)
+        )
+
+    @property
     def running(self) -> tuple[str, ...]:
         """Its nodes that have neither told how their workers ended nor are lost."""
         return tuple(self._running)
@@ -204,12 +220,14 @@ class Generation:
     def cause(self) -> Cause:
         """Return why its workers were killed: a lost node, else the worker that failed first, else a drain that was late."""
         ends = [(node, worker) for node, ended in self.ended.items() for worker in ended.workers]
-        at = min((worker.at for _, worker in ends), default=None)
+        at = min((worker.at + self.behind_s[node] for node, worker in ends), default=None)
         for node, (failure_class, error) in self.lost.items():
             return Cause(failure_class, error, node, at=at)
         first = first_failure([self._report(*end) for end in ends], is_finished=self.is_finished)
         if first is not None:
             return Cause(first.failure_class, first.error, first.node, first, at)
+        if self.hung:  # the rank that the others waited for has ended well since
+            return Cause("hang", next(iter(self.hung.values()))["error"], at=at)
         assert self.drain is not None, "a group that was killed has a cause"
         return Cause(self.drain.outcome, TOO_LATE, at=at)
 
@@ -232,7 +250,8 @@ class Generation:
             rank=worker.rank,
             exit_code=worker.exit_code,
             raised=self.hung.get(worker.rank) or self.raised.get(worker.rank),
-            time=worker.at,
+            time=worker.at + self.behind_s[node],
+            behind_s=self.behind_s[node],
             node=node,
             pid=worker.pid,
             ended_by_us=worker.ended_by_us and worker.rank not in self.hung,

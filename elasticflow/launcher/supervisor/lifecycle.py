@@ -341,7 +341,7 @@ class Lifecycle:
         generation = self.generation
         # Else the event tells of a generation that is gone.
         if generation is not None and generation.number == event.generation:
-            self._commands += generation.take(event)
+            self._commands += generation.take(event, self._now.unix)
             if isinstance(event, WorkersStarted) and self._script is not None:
                 self._script_started(generation, self._script)
             if isinstance(event, WorkersEnded):
@@ -377,7 +377,7 @@ class Lifecycle:
         if not generation.is_over:
             return
         self.generation = None
-        if generation.is_stopping:
+        if generation.is_stopping and not generation.has_left_well:
             self._workers_killed(generation)
         else:
             self._workers_left(generation)

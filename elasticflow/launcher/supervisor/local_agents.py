@@ -53,6 +53,8 @@ class LocalAgents:
         Args:
             tell: Called with each event that *lifecycle* is to know, before anything else is done.
         """
+        for agent in self._agents.values():
+            agent.end_if_stopped()  # one that is not ready yet gives no signs of life that could be missed
         for node in [node for node, agent in self._agents.items() if agent.exit_code() is not None]:
             self._see_to_end(node, lifecycle, tell)
             self._orphans.look(time.monotonic())

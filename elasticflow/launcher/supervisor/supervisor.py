@@ -12,7 +12,7 @@ import os
 import signal
 import time
 from collections import deque
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -61,14 +61,12 @@ from elasticflow.protocol.messages import (
     StandbysReady,
     Warned,
     WorkerLingered,
-    WorkersEnded,
     WriterReports,
 )
 from elasticflow.protocol.resume_command import told_command
 from elasticflow.protocol.store_address import StoreLostError
 from elasticflow.run_folder import step_of
 from elasticflow.snapshots.client.writer_reports import FENCED
-from elasticflow.system.clocks import on_own_clock
 from elasticflow.system.masking import mask_of
 from elasticflow.system.units import parse_duration
 
@@ -279,8 +277,6 @@ class Supervisor:
                 tell(message)
             case WriterReports():
                 self._hear_writer(message, tell)
-            case WorkersEnded():
-                tell(_on_own_clock(message))
             case Activity() | Printed() | Warned():
                 self._journal.hear(message)
             case NodeFigures():
@@ -367,6 +363,8 @@ class Supervisor:
                 )
         # Messages from and to others are lost with the store; how the launch ended is not.
         with contextlib.suppress(StoreLostError):
+            if (running := self._lifecycle.generation) is not None:  # on other machines, too
+                channel.request("stop", running.number)
             channel.stop(verdict.exit_code)
         if self._lifecycle.is_idle:
             verdict = self._see_off(tell, verdict, is_hurried)
@@ -406,12 +404,3 @@ class Supervisor:
         asked = len(self._asked.numbers)
         self._follower.finish(lambda: len(self._asked.numbers) > asked)
         return verdict.exit_code
-
-
-def _on_own_clock(message: WorkersEnded) -> WorkersEnded:
-    """Return the message with times of this machine's clock: the first failure is sought over all nodes."""
-    now = time.time()
-    workers = tuple(
-        replace(worker, at=on_own_clock(worker.at, message.sent_at, now)) for worker in message.workers
-    )
-    return replace(message, workers=workers)

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from elasticflow.clusters.kubernetes.render import FORMS, Form, render_kubernetes
-from elasticflow.errors import EXIT_CODES, INTERRUPTED, NOT_STARTED, RenderError
+from elasticflow.errors import EXIT_CODES, INTERRUPTED, NOT_STARTED, JobRefusedError, RenderError
 from elasticflow.jobfile.load import require_job
 
 if TYPE_CHECKING:
@@ -233,6 +233,13 @@ def test_file_outside_of_the_project_is_refused(tmp_path: Path) -> None:
     (project / "small.toml").write_text(text)
     with pytest.raises(RenderError, match="is not in the project's folder"):
         render_kubernetes(require_job(project / "small.toml", environment=None))
+
+
+@pytest.mark.parametrize("volume", ['shm = {path = "/x"}', 'mine = {path = "/dev/shm/"}'])
+def test_volume_that_the_pods_have_already_is_refused(volume: str) -> None:
+    """Kubernetes takes no two of a name, or of a path."""
+    with pytest.raises(JobRefusedError, match="the pods have a volume"):
+        rendered("small", "job", f"kubernetes.volumes={{{volume}}}")
 
 
 if __name__ == "__main__":

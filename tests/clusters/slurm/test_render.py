@@ -108,6 +108,15 @@ def test_next_node_leads_once_slurm_has_lost_the_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("real_processes")
+def test_last_node_without_the_first_ends_the_job(tmp_path: Path) -> None:
+    """It was refused, or gave up: nodes that train on must not be ended, and the last one must not leave the job idle."""
+    told, _ = _node_alone(tmp_path, "n2", ["exit 1"], "n[2-3]")
+    assert "scancel" not in told
+    told, _ = _node_alone(tmp_path, "n3", ["exit 1", "exit 1"], "n[2-3]")
+    assert "scancel 7" in told
+
+
+@pytest.mark.usefixtures("real_processes")
 def test_node_goes_on_without_a_reader_of_its_lines(tmp_path: Path) -> None:
     """As when srun is lost with the first node: the command's many lines go nowhere, and its exit code counts."""
     many = "for line in $(seq 2000); do echo $line || exit 1; done; exit 0"

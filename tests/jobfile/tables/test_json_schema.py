@@ -388,6 +388,7 @@ _BEYOND_WORDS = (
     'operator = "Equal"',
     "would stand in the manifest",
     "two volumes have the path",
+    "the pods have a volume",
     "kubernetes.secrets both set",
     "[notify] needs url or command",
     "notify.url holds a secret",

@@ -11,7 +11,7 @@ import tempfile
 import textwrap
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -30,6 +30,7 @@ from elasticflow.launcher.fork_server.protocol import Setup
 from elasticflow.launcher.rendezvous.network import listen
 from elasticflow.launcher.rendezvous.store_server import StoreServer
 from elasticflow.launcher.supervisor.agent_channel import AgentChannel
+from elasticflow.protocol.child_processes import Program
 from elasticflow.protocol.messages import (
     DevicesChecked,
     LogLines,
@@ -421,6 +422,15 @@ def test_machine_without_a_driver_gets_no_pipes(
     assert [] == list(temporary.iterdir())
 
 
+@pytest.mark.usefixtures("with_nccl")
+def test_workers_train_without_flight_recorders_where_no_pipe_can_be_made(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The folder for temporary files is full, or may not be written."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    assert {} == FlightRecorder({}).variables(tmp_path / "logs")
+
+
 def test_dump_that_torch_writes_unasked_finds_its_folder(
     with_nccl: None, tmp_path: Path, temporary: Path
 ) -> None:
@@ -487,6 +497,39 @@ def test_stop_of_a_generation_kills_its_workers(node: Node) -> None:
 
     assert (False, [(-9, True), (-9, True)]) == node.ended(1)
     assert not any(is_alive(pid) for pid in pids)
+
+
+def test_generation_is_stopped_although_rank_0_s_node_never_told_its_address(node: Node) -> None:
+    """It was lost in that moment: no worker of the script has started here, and the next generation may come."""
+    setup = replace(node.agent._config.setup, script=Program("train.py", "train.py", "", (), "."))
+    node.agent._config = replace(node.agent._config, setup=setup)
+    node.channel.form(1, (("n9", 2), ("n0", 2)), None)
+    time.sleep(0.2)
+    node.channel.request("stop", 1)
+
+    assert (False, []) == node.ended(1)
+    assert not any(isinstance(message, WorkersStarted) for message in node.told)
+    node.agent._config = replace(node.agent._config, setup=replace(setup, script=None))
+    node.form(2, "os._exit(0)")
+    assert not node.ended(2)[0]
+
+
+def test_close_leaves_a_process_alone_that_got_a_worker_s_id(tmp_path: Path) -> None:
+    """One rank may end hours before the others: its id may be an unrelated session's by then."""
+    stranger = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    try:
+        exits = {stranger.pid: (0, time.time())}
+        server = SimpleNamespace(exits=exits, spawn=lambda *_: stranger.pid, pump=lambda _=0: True)
+        files = {0: tmp_path / "0"}
+        streams = SimpleNamespace(stdouts=files, stderrs=files, close=lambda: None)
+        workers = ForkedWorkers(cast("Any", server), {0: {}}, cast("Any", streams))
+        workers.start()
+        workers.close(signal.SIGKILL, 0.1)
+        time.sleep(0.1)
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
 
 
 @pytest.mark.parametrize("is_idle", [True, False])

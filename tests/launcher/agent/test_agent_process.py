@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import sys
 import time
@@ -59,6 +60,15 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, real_processes: None)
 def _program(folder: Path, text: str) -> None:
     (folder / "program").write_text(f"#!/bin/sh\n{text}\n")
     (folder / "program").chmod(0o755)
+
+
+def test_agent_whose_log_was_removed_has_ended_all_the_same(agent: AgentProcess, tmp_path: Path) -> None:
+    """Someone made room: the agent is started again, and the launch goes on."""
+    _program(tmp_path, "cat > /dev/null; echo words; exit 4")
+    agent.start()
+    shutil.rmtree(tmp_path / "logs")
+    wait_until(lambda: agent.exit_code() is not None)
+    assert (4, "") == (agent.exit_code(), agent.last_words())
 
 
 def test_configuration_comes_back_as_it_was() -> None:

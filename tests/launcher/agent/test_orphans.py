@@ -10,6 +10,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from elasticflow.launcher.agent import orphans
@@ -76,6 +77,22 @@ def test_what_outlived_its_worker_is_asked_then_killed_and_named(
         for pid in (*others, *ours.values()):
             if is_alive(pid):
                 os.kill(pid, 9)
+
+
+def test_agent_whose_python_has_a_long_path_is_no_orphan(tmp_path: Path) -> None:
+    """A command is told cut short: by that an agent would be ended at once, and each one after it."""
+    run = RunFolder(tmp_path / "jobs" / "run")
+    marks = {"ELASTICFLOW_RUN_ID": run.run_id, "ELASTICFLOW_RUN_FOLDER": str(run.path)}
+    words = ["/deep" * 40 + "/python", "-c", "read", "-m", "elasticflow.launcher.agent.main", "1"]
+    agent = subprocess.Popen(
+        words, executable="/bin/bash", stdin=subprocess.PIPE, env={**os.environ, **marks}
+    )
+    try:
+        wait_until(lambda: psutil.Process(agent.pid).cmdline() == words)
+        assert [] == unclaimed(run)
+    finally:
+        agent.kill()
+        agent.communicate()
 
 
 def test_what_was_forked_is_known_by_its_launch(tmp_path: Path) -> None:

@@ -351,6 +351,24 @@ def test_killed_server_ends_the_agent_and_not_the_budget(tmp_path: Path) -> None
         close(server)
 
 
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_server_that_a_signal_stopped_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_method: str
+) -> None:
+    """It would start no worker and tell no end of one: another agent takes over, with a server of its own."""
+    monkeypatch.setattr("elasticflow.system.stopped_child.STOPPED_S", 0.5)
+    monkeypatch.setattr("elasticflow.system.stopped_child._LOOK_S", 0.1)
+    server = ForkServer.start(Setup(str(tmp_path / "train.py"), start_method=start_method))
+    try:
+        serving = server.wait_ready().pid
+        assert (serving == server.process.pid) is (start_method == "spawn")
+        os.kill(serving, signal.SIGSTOP)
+        with pytest.raises(HelperLostError, match="its fork server was killed by SIGKILL"):
+            server.spawn(0, {}, "/dev/null", "/dev/null")
+    finally:
+        close(server)
+
+
 def test_arguments_are_read_beside_a_server_that_imports_no_torch(tmp_path: Path) -> None:
     """A child of its does: where workers are started anew each of them imports torch, and the server need not."""
     arguments = ("--nproc-per-node=many", "train.py")

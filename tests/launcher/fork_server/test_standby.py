@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -14,10 +15,12 @@ import pytest
 from elasticflow.launcher.agent.workers import GroupState
 from elasticflow.launcher.fork_server import standby
 from elasticflow.launcher.fork_server.client import ForkServer
-from elasticflow.launcher.fork_server.protocol import Prepare, Setup
+from elasticflow.launcher.fork_server.protocol import Prepare, Setup, StandbyEnded
 from elasticflow.launcher.fork_server.standby import LowPriority
+from elasticflow.launcher.fork_server.standbys import Standbys
 from elasticflow.protocol.run_files import Preparation
 from elasticflow.protocol.worker_environment import HEARTBEAT, HEARTBEAT_SLOT
+from elasticflow.system.processes import children_of
 from tests.launcher.conftest import close, is_alive, kill, wait_until
 from tests.launcher.fork_server.test_server import ended, group_of
 
@@ -100,6 +103,35 @@ def test_one_that_still_imports_is_taken_too(server: ForkServer, tmp_path: Path)
     server.prepare(0, 1, Preparation(["model"]), None)
     assert "any" == run_worker(server, tmp_path)["model"]
     assert "not imported" == run_worker(server, tmp_path)["model"]
+
+
+def test_a_standby_that_dies_before_it_reads_anything_is_told_too(server: ForkServer) -> None:
+    """The kernel resets its connection then: the server, and all workers with it, must not end of that."""
+    server.prepare(0, 1, Preparation([]), None)
+    wait_until(lambda: children_of(server.process.pid))
+    os.kill(children_of(server.process.pid)[0], signal.SIGKILL)
+    wait_until(lambda: not server.pump() or server.ended_standbys)
+
+    assert [(0, -signal.SIGKILL)] == [(report.local_rank, report.code) for report in server.ended_standbys]
+
+
+def test_a_standby_for_which_there_is_no_room_is_told_as_one_that_ended(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as where a container may have no more processes: the workers go on without it."""
+
+    def refuse() -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        standbys = Standbys("fork", ours)
+        monkeypatch.setattr(os, "fork", refuse)
+        prepare = Prepare(3, 4, (), (), 0, "train.py")
+        assert StandbyEnded(3, 1) == standbys.start(prepare)
+        assert StandbyEnded(3, 1) == standbys.start(prepare)
+    assert [] == standbys.descriptors()
+    assert "no standby of local rank 3: " in capsys.readouterr().err
 
 
 def test_a_rank_has_one_standby_and_its_death_is_told(server: ForkServer, tmp_path: Path) -> None:

@@ -143,10 +143,44 @@ def test_claim_of_a_process_that_died_is_passed_over(served: StoreAddress, tmp_p
     assert 2 == newest_launch(keys)
 
 
+def test_leader_that_died_before_its_first_sign_of_life_is_passed_over(
+    served: StoreAddress, tmp_path: Path
+) -> None:
+    """It had claimed the launch and told its number: no one would ever lead the job again if that counted as life."""
+    plan = plan_for(served, tmp_path)
+    keys = join_store(store_address_of(plan, served.host, served.port))
+    keys.add("claim/1", 1)
+    keys.set("newest", "1")
+    found = open_store(plan)
+    found.close()
+
+    assert 2 == newest_launch(keys)
+
+
+def test_claim_that_was_passed_over_is_given_up(
+    served: StoreAddress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that was stopped right after its claim must not take the newest launch back from who leads meanwhile."""
+    plan = plan_for(served, tmp_path)
+    keys = join_store(store_address_of(plan, served.host, served.port))
+    add = type(keys).add
+
+    def add_and_stop(store: Any, key: str, number: int) -> int:
+        total: int = add(store, key, number)
+        if key == "claim/1":
+            keys.add("claim/2", 1)
+            keys.set("newest", "2")
+        return total
+
+    monkeypatch.setattr(type(keys), "add", add_and_stop)
+    with pytest.raises(errors.LedElsewhereError):
+        open_store(plan)
+    assert 2 == newest_launch(keys)
+
+
 def test_head_is_silent_once_its_number_stands_still(served: StoreAddress) -> None:
-    """A head that never gave a sign, with a store of its own, is never silent: the store would be gone."""
+    """So is one that never gave a sign."""
     keys = join_store(served)
-    mute = SupervisorWatch(join_store(served.under("1")))
     watch = SupervisorWatch(keys)
     began = time.monotonic()
     while time.monotonic() < began + 0.5:
@@ -159,7 +193,12 @@ def test_head_is_silent_once_its_number_stands_still(served: StoreAddress) -> No
         assert time.monotonic() < began + 5
         time.sleep(0.01)
 
-    assert not mute.look()
+    mute = SupervisorWatch(join_store(served.under("1")))
+    began = time.monotonic()
+    while not mute.look():
+        assert time.monotonic() < began + 5
+        time.sleep(0.01)
+    assert not mute.has_changed
 
 
 def test_second_head_is_told_that_another_machine_leads(

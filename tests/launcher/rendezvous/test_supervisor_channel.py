@@ -18,7 +18,7 @@ from elasticflow.launcher.rendezvous.store_server import StoreServer
 from elasticflow.launcher.rendezvous.supervisor_channel import Assignment, Orders, Outbox
 from elasticflow.launcher.supervisor.agent_channel import AgentChannel
 from elasticflow.protocol.messages import LogLines, NodeReady
-from elasticflow.protocol.store_address import StoreAddress
+from elasticflow.protocol.store_address import StoreAddress, StoreLostError
 from elasticflow.runtime.process import process_group
 from elasticflow.runtime.process.identity import Identity
 from tests.launcher.conftest import wait_until
@@ -272,3 +272,22 @@ def test_agent_killed_before_it_spoke_holds_up_nobody(launch: Launch) -> None:
     Outbox(join_store(launch.address)).post(NodeReady("n0", "host", 2))
 
     wait_until(lambda: [NodeReady("n0", "host", 2)] == launch.channel.take(), 5)
+
+
+def test_message_that_did_not_get_through_leaves_no_gap(launch: Launch) -> None:
+    """The supervisor reads an outbox in order: it would wait for the missing message for ever."""
+    store = join_store(launch.address)
+    is_cut = True
+
+    def set_key(key: str, value: str) -> None:
+        if is_cut:
+            raise StoreLostError("no way")
+        store.set(key, value)
+
+    outbox = Outbox(cast("RemoteControlStore", SimpleNamespace(add=store.add, set=set_key)))
+    with pytest.raises(StoreLostError):
+        outbox.post(NodeReady("n0", "host", 1))
+    is_cut = False
+    outbox.post(NodeReady("n0", "host", 2))
+
+    assert [NodeReady("n0", "host", 2)] == launch.channel.take()

@@ -140,3 +140,33 @@ def test_nobody_answers(pair: Trial) -> None:
     assert "hang" == failed["class"]
     (ended,) = (record for record in pair.records if record["event"] == events.GENERATION_ENDED)
     assert 60.0 == ended["seconds_since_failure"]  # since the last step was heard of, not since we killed
+
+
+def test_group_that_ends_well_as_it_is_to_be_killed_has_finished(pair: Trial) -> None:
+    """The request for its stack wakes a stopped worker up: it may have come to the end before the kill."""
+    pair.log(events.TRAINING_FINISHED, step=7, epoch=0)
+    stand(pair, "n1", is_one_stopped=True)
+    show(pair, "n0", COLLECTIVE, COLLECTIVE)
+    show(pair, "n1", COLLECTIVE, CODE)
+    assert [("stacks", 1), ("stop", 1)] == pair.agents.requests
+    for number, node in enumerate(("n0", "n1")):
+        workers = (worker(2 * number, 0), worker(2 * number + 1, 0))
+        pair.on(WorkersEnded(1, node, failed=False, workers=workers))
+
+    assert ("finished", 0) == pair.ended
+
+
+def test_hang_is_the_cause_though_the_rank_that_was_named_has_ended_well(pair: Trial) -> None:
+    """The others were killed, and it was not: no worker has failed, and the group has."""
+    stand(pair, "n0")
+    stand(pair, "n1")
+    show(pair, "n0", COLLECTIVE, COLLECTIVE)
+    show(pair, "n1", COLLECTIVE, CODE)
+    pair.on(WorkersEnded(1, "n1", failed=False, workers=(worker(2, -9, ended_by_us=True), worker(3, 0))))
+    ends = tuple(worker(rank, -9, ended_by_us=True) for rank in range(2))
+    pair.on(WorkersEnded(1, "n0", failed=False, workers=ends))
+    pair.wait(0)
+
+    [ended] = [record for record in pair.records if record["event"] == events.GENERATION_ENDED]
+    assert ("hang", True) == (ended["class"], "no progress for 61 s in phase step" in ended["reason"])
+    assert 2 == pair.agents.formed[-1][0]

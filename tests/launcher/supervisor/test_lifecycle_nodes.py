@@ -166,6 +166,22 @@ def test_failure_on_one_node_kills_the_group_on_all(cluster: Trial) -> None:
     assert (2, "n1") == (failed["rank"], failed["node"])
 
 
+def test_first_failure_is_found_where_clocks_disagree(cluster: Trial) -> None:
+    """The exceptions of both nodes are dated by their own clocks: that of n1 is an hour ahead, and its worker failed first."""
+    start(cluster, "n0", "n1")
+    for rank, at in ((0, "1970-01-01T00:16:38Z"), (2, "1970-01-01T01:16:37Z")):
+        cluster.log(
+            events.WORKER_RAISED, rank=rank, timestamp=at, **{"class": "user_error"}, error=f"of rank {rank}"
+        )
+    for node, rank, ahead_s in (("n0", 0, 0.0), ("n1", 2, 3600.0)):
+        end = replace(worker(rank, 1), at=cluster.clock - 1 + ahead_s)
+        sent_at = cluster.clock + ahead_s
+        cluster.on(WorkersEnded(1, node, failed=True, workers=(end,), sent_at=sent_at))
+
+    [failed] = [r for r in cluster.records if r["event"] == events.WORKER_FAILED]
+    assert (2, "n1", "of rank 2") == (failed["rank"], failed["node"], failed["error"])
+
+
 def test_lost_node_is_the_cause_though_its_peers_fail_first(cluster: Trial) -> None:
     """Survivors see a closed connection before the loss is noticed: charged once, as a lost node."""
     start(cluster, "n0", "n1")

@@ -33,3 +33,27 @@ def test_one_signal_does_not_cut_the_last_snapshot_of_a_finished_run_short(
     is_hurried = Hurry(asked, CancelMark(tmp_path / "cancel"), signals)
     assert verdict == Supervisor._see_off(supervisor, lambda _: None, verdict, is_hurried)
     assert bool(looks_left) is (signals == 2)
+
+
+def test_launch_that_ends_at_once_stops_its_workers_on_other_machines(tmp_path: Path) -> None:
+    """A worker that hangs there notices nothing, and a store of its own lives on: its machine would never be free."""
+    told: list[tuple[str, object]] = []
+    channel: Any = SimpleNamespace(
+        request=lambda what, generation: told.append((what, generation)),
+        stop=lambda code: told.append(("end", code)),
+        await_notice=lambda *_: None,
+        take=list,
+    )
+    verdict = outcomes.interrupted(10, "the grace ended before the workers left")
+    supervisor: Any = SimpleNamespace(
+        _asked=LeaveRequests(),
+        _cancel=CancelMark(tmp_path / "cancel"),
+        _heeded=0,
+        _launch=SimpleNamespace(store=SimpleNamespace(outlive_store=lambda: None)),
+        _lifecycle=SimpleNamespace(is_idle=False, generation=SimpleNamespace(number=3)),
+        _agents=SimpleNamespace(end=lambda: None, nodes=set()),
+        _conclude=lambda verdict: verdict.exit_code,
+    )
+
+    assert 75 == Supervisor._close(supervisor, channel, lambda _: None, verdict)
+    assert [("stop", 3), ("end", 75)] == told
