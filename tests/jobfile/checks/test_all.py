@@ -273,3 +273,11 @@ def test_worker_for_each_gpu_does_not_train_on_the_cpu(told: Callable[..., Told]
     assert told('[nodes]\nnproc_per_node = "gpu"\ndevice = "cpu"') == [("EF106", message)]
     assert told('[nodes]\nnproc_per_node = "gpu"\ndevice = "cuda"') == []
     assert told('[nodes]\nnproc_per_node = "cpu"\ndevice = "cpu"') == []
+
+
+def test_an_evaluation_that_measures_nothing_is_refused(told: Callable[..., Told]) -> None:
+    """With a step of its own a set has no loss: without metrics its lines would be empty, for hours."""
+    table = '[evaluation.val]\nentry = "torch.utils.data:StackDataset"\nstep = "m:step"\n'
+    message = "evaluation.val measures nothing: it has no metrics, and with a step of its own no loss"
+    assert [("EF102", message)] == told(table)
+    assert [] == told(f'{table}metrics = {{ accuracy = "m:accuracy" }}')
