@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow.cli.main import call
-from elasticflow.cli.write.deep_options import DeepRequest, try_out_loaded
+from elasticflow.cli.write.deep_options import DeepRequest, cases_alike, try_out_loaded
 from elasticflow.deep import check
 from elasticflow.deep import check as deep_check
 from elasticflow.deep.check import DeepReport, report_of, request_of, try_out
@@ -354,6 +354,17 @@ def test_cases_are_tried_out_once_where_they_are_alike(
     assert (
         "job.toml (case seed1-lr0.1 and 1 more): 50 samples of (float32 (4,), int); 83 parameters" in said[1]
     )
+
+
+@pytest.mark.parametrize(
+    "axis", ['hooks.on_step = ["m:a", "m:b"]', "parallel.shard = [1, 2]", 'env.SIZE = ["1", "2"]']
+)
+def test_cases_whose_code_or_surroundings_differ_are_not_alike(tmp_path: Path, axis: str) -> None:
+    """Each is tried out: what holds for one may fail in the other."""
+    path = write(tmp_path, PROJECTS["good"])
+    (tmp_path / "m.py").write_text("def a(context): ...\ndef b(context): ...\n")
+    path.write_text(f"{path.read_text()}\n[matrix.axes]\n{axis}\njob.seed = [1, 2]\n")
+    assert [2, 2] == [len(group) for group in cases_alike(load_job(path), ())]
 
 
 def test_without_torch_nothing_can_be_told(
