@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elasticflow.report.facts import JobKey, facts_of
+from elasticflow.report.facts import JobKey, facts_of, keys_of
 from elasticflow.report.page import parts_of_bar, render_comparison, render_run
 from elasticflow.run_folder import RunFolder
 from tests.observe.hand_made import RUN_ID, event, make_run, step, story_of_a_kill
@@ -64,6 +64,20 @@ class Tags(HTMLParser):
     def text(self) -> str:
         """All of it."""
         return " ".join(self.texts)
+
+
+def test_keys_of_a_case_are_not_at_their_defaults(run: RunFolder) -> None:
+    """What [matrix] gives comes from its file: an axis, or the keys of a case with a name."""
+    launch = run.launch(run.launch_numbers()[-1])
+    text = "[matrix.axes]\njob.seed = [1, 2]\n[matrix.cases.wide]\nmodel.args.width = 64\n"
+    (launch / "sources").mkdir(exist_ok=True)
+    (launch / "sources" / "sweep.toml").write_text(text)
+    job = {"job": {"seed": 1}, "model": {"args": {"width": 64}}}
+    origins = []
+    for case in ("seed1", "wide"):
+        (launch / "job.json").write_text(json.dumps({"job": job, "files": ["sweep.toml"], "case": case}))
+        origins.append([key.origin for key in keys_of(run)])
+    assert [["sweep.toml", "default"], ["default", "sweep.toml"]] == origins
 
 
 def page_of(run: RunFolder) -> Tags:
