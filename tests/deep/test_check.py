@@ -367,6 +367,31 @@ def test_cases_whose_code_or_surroundings_differ_are_not_alike(tmp_path: Path, a
     assert [2, 2] == [len(group) for group in cases_alike(load_job(path), ())]
 
 
+def test_references_are_looked_up_where_code_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The job's code sees what it sees in a run; a variable that is not set here is a warning, as other lacks are."""
+    path = write(tmp_path, PROJECTS["good"])
+    path.write_text(f'{path.read_text()}\n[env]\nPLACE = "${{env:WHERE_DATA_LIES}}"\n')
+    seen: list[Job] = []
+
+    def tried(job: Job, *_: object, **__: object) -> DeepReport:
+        seen.append(job)
+        return DeepReport((), Facts(), ())
+
+    monkeypatch.setattr(check, "try_out", tried)
+    monkeypatch.setenv("WHERE_DATA_LIES", "/data")
+    assert call(["validate", "--deep", "job.toml"]) == 0
+    assert [{"PLACE": "/data"}] == [job.env and job.env.values() for job in seen]
+    capsys.readouterr()
+    monkeypatch.delenv("WHERE_DATA_LIES")
+    assert call(["validate", "--deep", "job.toml"]) == 0
+    told = capsys.readouterr().out
+    assert "warning[EF008]: the variable WHERE_DATA_LIES is not set, and env.PLACE needs it" in told
+    assert "job.toml: not tried out: it has errors with this machine's variables" in told
+    assert 1 == len(seen)
+
+
 def test_without_torch_nothing_can_be_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

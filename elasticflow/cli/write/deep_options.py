@@ -121,11 +121,14 @@ def try_out_all(
 ) -> tuple[list[Diagnostic], str]:
     """Return the findings about several jobs, and lines with the results of each.
 
-    Cases of a file that are the same to `--deep` are tried out once.
+    References to the environment are looked up. Cases of a file that are the same to `--deep` are tried out once.
 
     Raises:
         TrialRefusedError: the only job has a script; among other jobs, a line says so.
     """
+    from elasticflow.jobfile.diagnostics import codes
+    from elasticflow.jobfile.load import load_job
+
     diagnostics: list[Diagnostic] = []
     lines = []
     for loaded in jobs:
@@ -135,7 +138,15 @@ def try_out_all(
         if loaded.job is None and not loaded.cases:
             lines.append(f"{loaded.path}: not tried out: by its name it is a part of other job files\n")
             continue
-        for cases in cases_alike(loaded, overrides):
+        here = load_job(loaded.path, overrides, environment=os.environ)
+        if here.has_errors:
+            errors = [each for each in here.diagnostics if each.severity == "error"]
+            diagnostics += [
+                each._replace(severity="warning") if each.code == codes.NOT_SET else each for each in errors
+            ]
+            lines.append(f"{loaded.path}: not tried out: it has errors with this machine's variables\n")
+            continue
+        for cases in cases_alike(here, overrides):
             if len(jobs) > 1 and cases[0].job is not None and cases[0].job.script is not None:
                 lines.append(f"{loaded.path}: not tried out: its script would train\n")
                 continue
