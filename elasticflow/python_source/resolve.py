@@ -9,7 +9,7 @@ from keyword import iskeyword
 from typing import TYPE_CHECKING
 
 from elasticflow.python_source.bindings import HIDDEN_STAR, bindings, origin, parse_python
-from elasticflow.python_source.classes import classes_of
+from elasticflow.python_source.classes import bound_in, classes_of
 from elasticflow.python_source.definitions import (
     Definition,
     MadeByCallError,
@@ -244,16 +244,9 @@ def member_of(owner: Definition, name: str, resolver: DottedNames) -> Definition
 def _own_member(owner: Definition, name: str) -> Definition | None:
     assert isinstance(owner.node, ast.ClassDef)
     for statement in reversed(owner.node.body):
-        if name in _bound_in(statement):
+        if name in bound_in(statement):
             return _as_called(owner, statement, name)
     return None
-
-
-def _bound_in(member: ast.stmt) -> set[str]:
-    """Return every name that a statement of a class body may bind."""
-    if isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return {member.name}
-    return {getattr(each, "id", getattr(each, "name", "")) or "" for each in ast.walk(member)}
 
 
 def _as_called(owner: Definition, member: ast.stmt, name: str) -> Definition:

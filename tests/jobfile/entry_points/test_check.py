@@ -413,6 +413,13 @@ def test_datasets_with_length_pass_whatever_they_inherit_from(said: Callable[...
     source = f"{base}class D(Base):\n    def __getitem__(self, i): ...\ndef it(): ..."
     assert said(source, dataset="pkg.m:D") == []
     assert said("from no_such import B\nclass D(B): ...\ndef it(): ...", dataset="pkg.m:D")[0][0] == "EF215"
+    for length in (
+        "try:\n        def __len__(self): ...\n    finally: ...",
+        "__len__: object = lambda self: 1",
+        "__len__, other = make()",
+    ):
+        source = f"class D:\n    def __getitem__(self, i): ...\n    {length}\ndef it(): ..."
+        assert said(source, dataset="pkg.m:D") == []
     source = "class D:\n    def __getitem__(self, i): ...\ndef it(): ..."
     assert said(source, dataset="pkg.m:D") == [("EF206", "pkg.m:D has no __len__")]
 
