@@ -16,18 +16,7 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.jobfile.load import LoadedJob
 
-_TRIED_OUT = (
-    "model",
-    "optimizer",
-    "lr_scheduler",
-    "dataset",
-    "evaluation",
-    "hooks",
-    "train",
-    "ddp",
-    "parallel",
-    "env",
-)
+_TRIED_OUT = ("model", "optimizer", "lr_scheduler", "dataset", "evaluation", "hooks", "train", "ddp", "parallel", "env")  # fmt: skip
 _LIMIT_S = 60
 
 
