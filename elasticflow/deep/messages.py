@@ -80,12 +80,9 @@ class Facts:
 
     Attributes:
         samples: Samples in the training data.
-        evaluation_samples: Samples in the evaluation set; of several sets, in the last.
         sample: The first training sample, described in words.
         parameters: Numbers in the model.
         trainable: Numbers in the parameters that take a gradient.
-        model_bytes: Size of the model in a snapshot.
-        optimizer_bytes: Size of the optimizers in a snapshot.
         block_bytes: Size of the largest part of a model in [parallel] that is gathered as a whole: a block, or the rest of the model.
         loss: Loss of the first step, as Python prints it.
         sets: Samples of each set of the mixture.
@@ -94,13 +91,10 @@ class Facts:
     """
 
     samples: int | None = None
-    evaluation_samples: int | None = None
     sample: str | None = None
     parameters: int | None = None
     trainable: int | None = None
     snapshot_bytes: int | None = None
-    model_bytes: int | None = None
-    optimizer_bytes: int | None = None
     block_bytes: int | None = None
     loss: str | None = None
     sets: tuple[int, ...] | None = None

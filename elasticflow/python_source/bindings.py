@@ -10,7 +10,13 @@ import re
 from typing import TYPE_CHECKING
 
 from elasticflow.python_source.modules import CannotTellError, source_of
-from elasticflow.python_source.syntax import decorators_of, dotted_names, imported_names, parse
+from elasticflow.python_source.syntax import (
+    decorators_of,
+    dotted_names,
+    imported_names,
+    is_for_checkers,
+    parse,
+)
 
 if TYPE_CHECKING:
     from elasticflow.python_source.modules import Module
@@ -102,7 +108,7 @@ def _lines(text: str, start: str, then: str) -> list[int]:
 
 def _conditional(statement: ast.stmt) -> list[ast.stmt]:
     """Return the statements inside an `if`, `try`, `match` and so on at module level, except those for type checkers only."""
-    if isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.dump(statement.test):
+    if is_for_checkers(statement):
         return statement.orelse
     return [deeper for each in _inside(statement) for deeper in (each, *_conditional(each))]
 

@@ -42,12 +42,16 @@ def _base_name(module: Module, base: ast.expr) -> str:
 
 
 def methods_of(definition: Definition) -> set[str]:
-    """Return the names that a class's own body gives to functions, by `def` or by assignment."""
+    """Return the names that a class's own body may give to functions: by `def`, by assignment, also under a condition."""
     assert isinstance(definition.node, ast.ClassDef)
-    body = definition.node.body
-    names = {each.name for each in body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}
-    targets = [target for each in body if isinstance(each, ast.Assign) for target in each.targets]
-    return names | {target.id for target in targets if isinstance(target, ast.Name)}
+    return {name for each in definition.node.body for name in bound_in(each)}
+
+
+def bound_in(member: ast.stmt) -> set[str]:
+    """Return every name that a statement of a class body may bind."""
+    if isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {member.name}
+    return {getattr(each, "id", getattr(each, "name", "")) or "" for each in ast.walk(member)}
 
 
 def classes_of(

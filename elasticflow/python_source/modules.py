@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _HOME = Path(__file__).parents[2]
+_INSTALLED = {"site-packages", "dist-packages"}  # folders of installed packages, wherever an environment lies
 
 
 class UnresolvedError(Exception):
@@ -99,15 +100,13 @@ class Finder:
         top, *rest = name.split(".")
         if top in sys.builtin_module_names:  # before any file of that name
             raise CannotTellError(f"{top} is built into Python")
-        module = _look_for(top, top, (*self.own, *self.installed), self.own)
+        module = self._look_for(top, top, (*self.own, *self.installed))
         if module is None and top == "elasticflow":  # it is running, however it was installed
-            module = _look_for(top, top, (_HOME,), ())
+            module = self._look_for(top, top, (_HOME,))
         if module is None:
             raise NotInstalledError(top)
         for part in rest:
-            inner = _look_for(
-                f"{module.name}.{part}", part, module.folders, self.own if module.is_own else ()
-            )
+            inner = self._look_for(f"{module.name}.{part}", part, module.folders)
             if inner is None:
                 beside = _names_in(module.folders)
                 if _may_make(module, part, beside):
@@ -116,6 +115,28 @@ class Finder:
                 raise NoModuleError(f"{module.name}.{part}", beside, module)
             module = inner
         return module
+
+    def _look_for(self, name: str, part: str, parents: tuple[Path, ...]) -> Module | None:
+        """Return the module; as in Python, a folder without __init__.py counts only if no other folder has such a module."""
+        namespace: list[Path] = []
+        for parent in parents:
+            folder = parent / part
+            if (folder / "__init__.py").is_file():
+                return Module(name, folder / "__init__.py", (folder,), self._is_own(parent))
+            if (parent / f"{part}.py").is_file():
+                return Module(name, parent / f"{part}.py", (), self._is_own(parent))
+            if any((parent / f"{part}{end}").is_file() for end in _compiled()):
+                raise CannotTellError(f"{name} is compiled")
+            if folder.is_dir():
+                namespace.append(folder)
+        if not namespace:
+            return None
+        return Module(name, None, tuple(namespace), self._is_own(namespace[0]))
+
+    def _is_own(self, folder: Path) -> bool:
+        """Return whether a folder is of the job's own path; what is installed in a `.venv` of the project is not."""
+        inside = [folder.relative_to(root).parts for root in self.own if folder.is_relative_to(root)]
+        return any(not _INSTALLED & {*parts} for parts in inside)
 
     def refuse_namespace(self, module: Module, name: str, beside: list[str]) -> None:
         """Raise CannotTellError unless *name* is certainly missing in *module*.
@@ -158,25 +179,6 @@ def is_found_by_hooks(top: str) -> bool:
 def _has_editable_installs() -> bool:
     """Return whether setuptools finds packages by code of its own, which may add to any namespace."""
     return any("__editable__" in getattr(each, "__module__", "") for each in sys.meta_path)
-
-
-def _look_for(name: str, part: str, parents: tuple[Path, ...], own: tuple[Path, ...]) -> Module | None:
-    """Return the module; as in Python, a folder without __init__.py counts only if no other folder has such a module."""
-    namespace: list[Path] = []
-    for parent in parents:
-        is_own = any(parent.is_relative_to(root) for root in own)
-        folder = parent / part
-        if (folder / "__init__.py").is_file():
-            return Module(name, folder / "__init__.py", (folder,), is_own)
-        if (parent / f"{part}.py").is_file():
-            return Module(name, parent / f"{part}.py", (), is_own)
-        if any((parent / f"{part}{end}").is_file() for end in _compiled()):
-            raise CannotTellError(f"{name} is compiled")
-        if folder.is_dir():
-            namespace.append(folder)
-    if not namespace:
-        return None
-    return Module(name, None, tuple(namespace), any(namespace[0].is_relative_to(root) for root in own))
 
 
 @functools.cache

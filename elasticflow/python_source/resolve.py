@@ -9,7 +9,7 @@ from keyword import iskeyword
 from typing import TYPE_CHECKING
 
 from elasticflow.python_source.bindings import HIDDEN_STAR, bindings, origin, parse_python
-from elasticflow.python_source.classes import classes_of
+from elasticflow.python_source.classes import bound_in, classes_of
 from elasticflow.python_source.definitions import (
     Definition,
     MadeByCallError,
@@ -26,7 +26,7 @@ from elasticflow.python_source.modules import (
     NoModuleError,
     source_of,
 )
-from elasticflow.python_source.syntax import dotted_names, imported_from
+from elasticflow.python_source.syntax import dotted_names, imported_from, is_for_checkers
 
 if TYPE_CHECKING:
     from elasticflow.python_source.definitions import DottedNames
@@ -106,8 +106,10 @@ class Resolver:
         names: set[str] = set()
         for statement in parse_python(text) if re.search(r"import[ \t]*\(?[ \t]*\*", text) else []:
             if isinstance(statement, ast.ImportFrom) and statement.names[0].name == "*":
+                source = self._imported(module, statement)
                 try:
-                    return self.name(self._imported(module, statement), name, hops + 1)
+                    if _star_binds(source_of(source), name):
+                        return self.name(source, name, hops + 1)
                 except NoAttributeError as error:
                     names.update(error.beside)
         if module.folders:
@@ -189,16 +191,28 @@ class Resolver:
         raise MadeByCallError(module, call)
 
 
+def _star_binds(text: str, name: str) -> bool:
+    """Return whether `import *` of a module with this text may bind *name*: False only if it certainly does not."""
+    try:
+        statements, _ = bindings(text, "__all__")
+    except SyntaxError:
+        return True  # reported when the name is looked up
+    match statements:
+        case []:
+            return not name.startswith("_")
+        case [ast.Assign(value=ast.List(elts=parts) | ast.Tuple(elts=parts))] if text.count("__all__") == 1:
+            listed = [part.value for part in parts if isinstance(part, ast.Constant)]
+            return len(listed) < len(parts) or name in listed
+        case _:
+            return True
+
+
 @functools.lru_cache(maxsize=256)
 def _for_checkers(text: str) -> list[ast.ImportFrom]:
     """Return the imports that a module shows to type checkers only."""
     if "TYPE_CHECKING" not in text:
         return []
-    blocks = [
-        each
-        for each in parse_python(text)
-        if isinstance(each, ast.If) and "TYPE_CHECKING" in ast.dump(each.test)
-    ]
+    blocks = filter(is_for_checkers, parse_python(text))
     return [each for block in blocks for each in block.body if isinstance(each, ast.ImportFrom)]
 
 
@@ -230,16 +244,9 @@ def member_of(owner: Definition, name: str, resolver: DottedNames) -> Definition
 def _own_member(owner: Definition, name: str) -> Definition | None:
     assert isinstance(owner.node, ast.ClassDef)
     for statement in reversed(owner.node.body):
-        if name in _bound_in(statement):
+        if name in bound_in(statement):
             return _as_called(owner, statement, name)
     return None
-
-
-def _bound_in(member: ast.stmt) -> set[str]:
-    """Return every name that a statement of a class body may bind."""
-    if isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return {member.name}
-    return {getattr(each, "id", getattr(each, "name", "")) or "" for each in ast.walk(member)}
 
 
 def _as_called(owner: Definition, member: ast.stmt, name: str) -> Definition:

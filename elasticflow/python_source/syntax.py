@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,6 +51,11 @@ def dotted_names(node: ast.expr) -> list[str]:
             return dotted_names(inner)
         case _:
             return []
+
+
+def is_for_checkers(statement: ast.stmt) -> TypeGuard[ast.If]:
+    """Return whether a statement is `if TYPE_CHECKING:`, whose body no program runs."""
+    return isinstance(statement, ast.If) and dotted_name(statement.test).rpartition(".")[2] == "TYPE_CHECKING"
 
 
 def unquoted(annotation: ast.expr) -> ast.expr | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import tomli
 
 from elasticflow.compiler.launch_folder.materialize import source_copy
-from elasticflow.jobfile.text.layers import leaves
+from elasticflow.jobfile.text.layers import leaves, table_at
 from elasticflow.observe.curves import read_curves
 from elasticflow.observe.history import RunHistory
 from elasticflow.observe.incidents import (
@@ -200,13 +200,15 @@ def _layers(launch: Path, record: Mapping[str, Any]) -> list[tuple[str, set[str]
     overrides = record.get("overrides")
     words = overrides if isinstance(overrides, list) else []
     layers = [("--set", {str(word).partition("=")[0].strip() for word in words})] if words else []
-    files = record.get("files")
+    files, case = record.get("files"), text_of(record, "case")
     for file in files if isinstance(files, list) else []:
         try:
             table = tomli.loads((launch / source_copy(str(file))).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
-        layers.append((str(file), set(_named(table))))
+        given = {} if case is None else table_at(table, "matrix", "cases", case)
+        of_case = given or ({} if case is None else table_at(table, "matrix", "axes"))
+        layers.append((str(file), {*_named(table), *_named(of_case)}))
     return layers
 
 

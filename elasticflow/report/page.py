@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 import re
 from dataclasses import dataclass
 from importlib import resources
@@ -163,7 +164,8 @@ def _labels(runs: Sequence[RunFacts], *, is_sweep: bool) -> list[str]:
 def _best(name: str, runs: Sequence[RunFacts]) -> float | None:
     """Return the best of the runs' values; None if they are equal, or it is not known which direction is better.
 
-    The direction is what the jobs' `evaluation.best` say of the metric, or else what a word in its name says.
+    The direction is what the jobs' `evaluation.best` say of the metric, or else what a word in its name says. A value that is
+    no finite number, of a run that diverged, is not the best.
     """
     values = [value for facts in runs if (value := _value(name, facts)) is not None]
     if len(values) < 2 or len(set(values)) == 1:
@@ -184,7 +186,7 @@ def _best(name: str, runs: Sequence[RunFacts]) -> float | None:
 def _value(name: str, facts: RunFacts) -> float | None:
     found = facts.status.evaluation.get(name.removeprefix(EVALUATED))
     value = facts.status.loss if name == "loss" else found
-    return float(value) if isinstance(value, int | float) else None
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def _compared(

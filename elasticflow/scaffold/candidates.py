@@ -12,7 +12,7 @@ from elasticflow.jobfile.entry_points.required_methods import why_not_map_style
 from elasticflow.jobfile.type_checks.makes import DATASET, MODEL, kinds_made
 from elasticflow.python_source.bindings import parse_python
 from elasticflow.python_source.classes import base_names, methods_of
-from elasticflow.python_source.definitions import Definition, MethodError
+from elasticflow.python_source.definitions import Definition, MethodError, UnreadableModuleError
 from elasticflow.python_source.modules import Finder, UnresolvedError, source_of
 from elasticflow.python_source.resolve import Resolver
 from elasticflow.python_source.syntax import own_nodes
@@ -119,12 +119,13 @@ def _of_module(file: Path, name: str, resolver: Resolver) -> list[Candidate]:
     """Return the candidates of a module in order, with parts of other models last."""
     try:
         module = resolver.finder.find(name)
-        statements = parse_python(source_of(module))
+        text = source_of(module)
     except (UnresolvedError, OSError) as error:
         raise ScaffoldError(f"{file} cannot be read: {error}", "name a Python file") from error
+    try:
+        statements = parse_python(text)
     except SyntaxError as error:
-        line = "" if error.lineno is None else f", line {error.lineno}"
-        raise ScaffoldError(f"{file}{line} is not Python of this version: {error.msg}") from error
+        raise ScaffoldError(f"not Python of this version: {UnreadableModuleError(module, error)}") from error
     found = []
     for node in statements:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):

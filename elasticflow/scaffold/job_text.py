@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.jobfile.diagnostics.toml_literals import to_toml
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 SCHEMA_NAME = "job.schema.json"
 _COMMENTS_AT = 44
+_COMMENTED = re.compile(r'((?:"(?:\\.|[^"\\])*"|[^"])*?) \| (.*)')  # the first bar outside of quotes
 _COMMENTS = {
     ("model", "entry"): "any callable that returns an nn.Module",
     ("model", "loss"): 'called with outputs and targets; or step = "module:function"',
@@ -125,9 +127,10 @@ def _laid_out(lines: Iterable[str]) -> str:
 
 
 def _aligned(line: str) -> str:
-    code, bar, comment = line.partition(" | ")
-    if not bar:
+    parts = _COMMENTED.fullmatch(line)
+    if parts is None:
         return line
+    code, comment = parts.groups()
     return f"{code:<{_COMMENTS_AT}}# {comment}" if len(code) < _COMMENTS_AT else f"{code}  # {comment}"
 
 

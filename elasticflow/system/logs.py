@@ -138,7 +138,7 @@ def configure(
 
     Args:
         stream: An open text stream, owned by the caller.
-        level: One of LEVELS; lines below it are dropped.
+        level: A level of `logging`, such as `info`; lines below it are dropped.
         always: Events that are written whatever the level, and however much was written: a program reads them.
         most_bytes: Most bytes of lines that are no events.
         bound: Fields on every line (`run_id`, `generation`, `rank`, ...); a callable is asked for each line.

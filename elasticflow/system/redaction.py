@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 # The last @ before a / ends user and password, as for urlsplit: both may have one inside.
 _PASSWORD = re.compile(r"(?<=://)(?P<user>[^/:]*):(?P<password>[^/]*)@")
+_USER = re.compile(r"(?<=://)[^/\s\"']+(?=@)")
 _QUERY = re.compile(r"(?P<name>(?<=[?&])[^=&#]+)=(?P<value>[^&#]*)")
 # The same where a URL stands in a text: it ends at a space, a quote or a bracket.
 _PASSWORD_IN_TEXT = re.compile(r"(?<=://)(?P<user>[^/:\s\"'<>]*):[^/\s\"'<>]+@")
@@ -64,6 +65,11 @@ def mask_urls_in(text: str) -> str:
 def is_secret_address(url: str) -> bool:
     """Return whether *url* holds a password, a signature or what looks like the secret of a webhook."""
     return mask_url(url) != url or _DRAWN.search(url) is not None
+
+
+def with_starred_users(text: str) -> str:
+    """Return *text* with user and password of each URL replaced by as many stars."""
+    return _USER.sub(lambda user: "*" * len(user[0]), text)
 
 
 def with_stars(text: str) -> str:

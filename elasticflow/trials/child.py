@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from elasticflow import errors
 from elasticflow.compiler.provenance.job_json import job_from_json, job_to_json
 from elasticflow.errors import ElasticflowError, TrialFailedError
+from elasticflow.jobfile.tables.job import EnvTable
 from elasticflow.launcher.launch import Request, launch
 from elasticflow.launcher.supervisor.scale_schedule import ALONE, ScaleChange
 from elasticflow.observe.history import RunHistory, state_of
@@ -152,7 +153,7 @@ class TrialRun:
             )
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
-            stdin.write(_request_to_json(request).encode())
+            stdin.write(request_to_json(request).encode())
 
     @property
     def _log(self) -> Path:
@@ -212,7 +213,7 @@ class TrialRun:
 def main() -> None:
     """Make one launch of a trial: `python -m elasticflow.trials.child PARENT_PID`, with the request on standard input."""
     die_with_parent(int(sys.argv[1]))
-    request = _request_from_json(sys.stdin.read())
+    request = request_from_json(sys.stdin.read())
     try:
         code = launch(request, lambda _: None, lambda sentence: _say(f"warning: {sentence}"))
     except ElasticflowError as error:
@@ -221,10 +222,12 @@ def main() -> None:
     os._exit(code)  # see `cli/main.py`
 
 
-def _request_to_json(request: Request) -> str:
-    """Return a launch of a trial as JSON for its process; `_request_from_json` reads it."""
+def request_to_json(request: Request) -> str:
+    """Return a launch of a trial as JSON for its process; `request_from_json` reads it. It holds secrets of [env]."""
+    env = request.job.env or EnvTable()
     content = {
         "job": job_to_json(request.job),
+        "secrets": {name: value for name, value in env.values().items() if name in env.secrets()},
         "files": [str(path) for path in request.files],
         "project_root": str(request.project_root),
         "run_folder": str(request.folder.path),
@@ -235,10 +238,16 @@ def _request_to_json(request: Request) -> str:
     return json.dumps(content)
 
 
-def _request_from_json(text: str) -> Request:
+def request_from_json(text: str) -> Request:
+    """Return the launch in a text that `request_to_json` wrote."""
     content = json.loads(text)
+    job, secrets = job_from_json(content["job"]), content["secrets"]
+    if secrets:
+        variables = {} if job.env is None else job.env.values()
+        variables |= {name: {"value": value, "secret": True} for name, value in secrets.items()}
+        job = job.model_copy(update={"env": EnvTable.model_validate(variables)})
     return Request(
-        job=job_from_json(content["job"]),
+        job=job,
         files=tuple(map(Path, content["files"])),
         overrides=(),
         project_root=Path(content["project_root"]),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow.cli.main import call
-from elasticflow.cli.write.deep_options import DeepRequest, try_out_loaded
+from elasticflow.cli.write.deep_options import DeepRequest, cases_alike, try_out_loaded
 from elasticflow.deep import check
 from elasticflow.deep import check as deep_check
 from elasticflow.deep.check import DeepReport, report_of, request_of, try_out
@@ -170,12 +170,9 @@ def test_what_is_learnt_of_a_good_job(tmp_path: Path) -> None:
 
     assert quick == {
         "samples": 50,
-        "evaluation_samples": 50,
         "sample": "(float32 (4,), int)",
         "parameters": 83,
         "trainable": 83,
-        "model_bytes": 404,
-        "optimizer_bytes": 688,
         "snapshot_bytes": 1092,
     }
     assert quick == {key: value for key, value in thorough.items() if key != "loss"}
@@ -354,6 +351,42 @@ def test_cases_are_tried_out_once_where_they_are_alike(
     assert (
         "job.toml (case seed1-lr0.1 and 1 more): 50 samples of (float32 (4,), int); 83 parameters" in said[1]
     )
+
+
+@pytest.mark.parametrize(
+    "axis", ['hooks.on_step = ["m:a", "m:b"]', "parallel.shard = [1, 2]", 'env.SIZE = ["1", "2"]']
+)
+def test_cases_whose_code_or_surroundings_differ_are_not_alike(tmp_path: Path, axis: str) -> None:
+    """Each is tried out: what holds for one may fail in the other."""
+    path = write(tmp_path, PROJECTS["good"])
+    (tmp_path / "m.py").write_text("def a(context): ...\ndef b(context): ...\n")
+    path.write_text(f"{path.read_text()}\n[matrix.axes]\n{axis}\njob.seed = [1, 2]\n")
+    assert [2, 2] == [len(group) for group in cases_alike(load_job(path), ())]
+
+
+def test_references_are_looked_up_where_code_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The job's code sees what it sees in a run; a variable that is not set here is a warning, as other lacks are."""
+    path = write(tmp_path, PROJECTS["good"])
+    path.write_text(f'{path.read_text()}\n[env]\nPLACE = "${{env:WHERE_DATA_LIES}}"\n')
+    seen: list[Job] = []
+
+    def tried(job: Job, *_: object, **__: object) -> DeepReport:
+        seen.append(job)
+        return DeepReport((), Facts(), ())
+
+    monkeypatch.setattr(check, "try_out", tried)
+    monkeypatch.setenv("WHERE_DATA_LIES", "/data")
+    assert call(["validate", "--deep", "job.toml"]) == 0
+    assert [{"PLACE": "/data"}] == [job.env and job.env.values() for job in seen]
+    capsys.readouterr()
+    monkeypatch.delenv("WHERE_DATA_LIES")
+    assert call(["validate", "--deep", "job.toml"]) == 0
+    told = capsys.readouterr().out
+    assert "warning[EF008]: the variable WHERE_DATA_LIES is not set, and env.PLACE needs it" in told
+    assert "job.toml: not tried out: it has errors with this machine's variables" in told
+    assert 1 == len(seen)
 
 
 def test_without_torch_nothing_can_be_told(

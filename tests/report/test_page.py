@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elasticflow.report.facts import JobKey, facts_of
+from elasticflow.report.facts import JobKey, facts_of, keys_of
 from elasticflow.report.page import parts_of_bar, render_comparison, render_run
 from elasticflow.run_folder import RunFolder
 from tests.observe.hand_made import RUN_ID, event, make_run, step, story_of_a_kill
@@ -64,6 +65,20 @@ class Tags(HTMLParser):
     def text(self) -> str:
         """All of it."""
         return " ".join(self.texts)
+
+
+def test_keys_of_a_case_are_not_at_their_defaults(run: RunFolder) -> None:
+    """What [matrix] gives comes from its file: an axis, or the keys of a case with a name."""
+    launch = run.launch(run.launch_numbers()[-1])
+    text = "[matrix.axes]\njob.seed = [1, 2]\n[matrix.cases.wide]\nmodel.args.width = 64\n"
+    (launch / "sources").mkdir(exist_ok=True)
+    (launch / "sources" / "sweep.toml").write_text(text)
+    job = {"job": {"seed": 1}, "model": {"args": {"width": 64}}}
+    origins = []
+    for case in ("seed1", "wide"):
+        (launch / "job.json").write_text(json.dumps({"job": job, "files": ["sweep.toml"], "case": case}))
+        origins.append([key.origin for key in keys_of(run)])
+    assert [["sweep.toml", "default"], ["default", "sweep.toml"]] == origins
 
 
 def page_of(run: RunFolder) -> Tags:
@@ -239,9 +254,12 @@ def test_runs_side_by_side(run: RunFolder, tmp_path: Path) -> None:
 def test_only_a_value_whose_direction_is_known_is_the_best(
     tmp_path: Path, name: str, rule: str | None, bold: list[str]
 ) -> None:
-    """By the job's `evaluation.best`, or else by a word in the metric's name; otherwise no value is bold."""
+    """By the job's `evaluation.best`, or else by a word in the metric's name; otherwise no value is bold.
+
+    The first run diverged: its value counts for nothing.
+    """
     facts = []
-    for value in (0.2, 0.3):
+    for value in (math.nan, 0.2, 0.3):
         folder = RunFolder(make_run(tmp_path / str(value)))
         folder.metrics.write_text(json.dumps({"step": 5, "eval": {name: value}, "best": None}) + "\n")
         launch = folder.launch(1)

@@ -38,6 +38,15 @@ def test_a_script_that_joins_or_may_do_so_further_inside_is_tried(
     require_own_loop(job_with(tmp_path, script, key), tmp_path)
 
 
+def test_a_script_in_a_folder_may_join_in_a_module_beside_it(tmp_path: Path) -> None:
+    """Python finds that first; modules of the project root it finds, too."""
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "loop.py").touch()
+    for module in ("loop", "trainer"):
+        (tmp_path / "src" / "main.py").write_text(f"import {module}")
+        require_own_loop(job_with(tmp_path, "", 'entry = "src/main.py"'), tmp_path)
+
+
 @pytest.mark.parametrize("key", ['entry = "train.py"', 'module = "train"'])
 def test_a_script_without_elasticflow_is_refused_before_it_trains(tmp_path: Path, key: str) -> None:
     """It might train for days, and nothing of it could be compared."""

@@ -143,7 +143,7 @@ def _join(loaded: LoadedJob, endpoint: str, options: RunOptions) -> int:
     from elasticflow.protocol.store_address import split
     from elasticflow.run_folder import RunFolder
 
-    if options.is_simulated or (options.accept_drift and not options.run_id):
+    if options.is_simulated:
         raise click.UsageError("--join takes part in a run as it was started elsewhere: give it alone")
     try:
         host, port = split(endpoint)

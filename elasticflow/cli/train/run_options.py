@@ -57,6 +57,10 @@ class RunOptions:
             raise click.BadParameter(
                 "letters, digits, '.', '_' and '-' only, at most 100", param_hint="--run-id"
             )
+        if self.accept_drift and self.run_id is None:
+            raise click.UsageError(
+                "--accept-drift continues a run although its job changed: name the run with --run-id"
+            )
         names_nodes = (
             self.endpoint is not None or self.is_simulated or self.is_all or self.node_rank is not None
         )

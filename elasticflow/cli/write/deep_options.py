@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.jobfile.load import LoadedJob
 
-_TRIED_OUT = ("model", "optimizer", "lr_scheduler", "dataset", "evaluation", "train", "ddp")
+_TRIED_OUT = ("model", "optimizer", "lr_scheduler", "dataset", "evaluation", "hooks", "train", "ddp", "parallel", "env")  # fmt: skip
+_LIMIT_S = 60
 
 
 class DeepRequest(NamedTuple):
@@ -33,9 +34,7 @@ def deep_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--deep-timeout",
             metavar="SECONDS",
             type=click.IntRange(1, 86_400),
-            default=60,
-            show_default=True,
-            help="Most seconds that --deep takes for each job.",
+            help=f"Most seconds that --deep takes for each job; default: {_LIMIT_S}.",
         ),
         click.option(
             "--deep-step",
@@ -50,6 +49,19 @@ def deep_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ):
         command = option(command)
     return command
+
+
+def requested(*, deep: bool, deep_step: bool, deep_timeout: int | None) -> DeepRequest | None:
+    """Return the request of these options; None without --deep and --deep-step.
+
+    Raises:
+        UsageError: --deep-timeout is given alone.
+    """
+    if deep or deep_step:
+        return DeepRequest(deep_step, deep_timeout or _LIMIT_S)
+    if deep_timeout is not None:
+        raise click.UsageError("--deep-timeout limits --deep, which is not given")
+    return None
 
 
 def try_out_loaded(
@@ -98,11 +110,14 @@ def try_out_all(
 ) -> tuple[list[Diagnostic], str]:
     """Return the findings about several jobs, and lines with the results of each.
 
-    Cases of a file that are the same to `--deep` are tried out once.
+    References to the environment are looked up. Cases of a file that are the same to `--deep` are tried out once.
 
     Raises:
         TrialRefusedError: the only job has a script; among other jobs, a line says so.
     """
+    from elasticflow.jobfile.diagnostics import codes
+    from elasticflow.jobfile.load import load_job
+
     diagnostics: list[Diagnostic] = []
     lines = []
     for loaded in jobs:
@@ -112,7 +127,15 @@ def try_out_all(
         if loaded.job is None and not loaded.cases:
             lines.append(f"{loaded.path}: not tried out: by its name it is a part of other job files\n")
             continue
-        for cases in _cases_alike(loaded, overrides):
+        here = load_job(loaded.path, overrides, environment=os.environ)
+        if here.has_errors:
+            errors = [each for each in here.diagnostics if each.severity == "error"]
+            diagnostics += [
+                each._replace(severity="warning") if each.code == codes.NOT_SET else each for each in errors
+            ]
+            lines.append(f"{loaded.path}: not tried out: it has errors with this machine's variables\n")
+            continue
+        for cases in cases_alike(here, overrides):
             if len(jobs) > 1 and cases[0].job is not None and cases[0].job.script is not None:
                 lines.append(f"{loaded.path}: not tried out: its script would train\n")
                 continue
@@ -124,7 +147,7 @@ def try_out_all(
     return diagnostics, "".join(lines)
 
 
-def _cases_alike(loaded: LoadedJob, overrides: Sequence[str]) -> list[list[LoadedJob]]:
+def cases_alike(loaded: LoadedJob, overrides: Sequence[str]) -> list[list[LoadedJob]]:
     """Return the cases of a file in groups of cases that are the same to `--deep`; a file without cases is one group."""
     import json
 
@@ -138,7 +161,8 @@ def _cases_alike(loaded: LoadedJob, overrides: Sequence[str]) -> list[list[Loade
         assert case.job is not None
         tables = job_to_json(case.job)
         # A job with [script] has none of these tables.
-        what = {name: tables.get(name) for name in _TRIED_OUT} | {"include": tables["snapshots"]["include"]}
+        what = [tables.get(name) for name in _TRIED_OUT]
+        what += [tables["job"]["path"], tables["snapshots"]["include"], tables["snapshots"]["ignore"]]
         groups.setdefault(json.dumps(what, sort_keys=True), []).append(case)
     return list(groups.values())
 

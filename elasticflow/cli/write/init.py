@@ -105,6 +105,10 @@ def command(
     if _is_script(options["model_file"], of_model, is_said=script or args is not None):
         from elasticflow.cli.write import init_script
 
+        if deep:
+            raise click.UsageError(
+                "--deep tries out what a job names, and a script would train: leave it out"
+            )
         said = init_script.ScriptOptions(
             options["output"], options["name"], args, workers or _workers(), workers is not None, may_ask
         )

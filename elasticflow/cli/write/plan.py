@@ -16,13 +16,14 @@ from elasticflow.cli.parameters import (
     job_of,
     overrides_option,
 )
-from elasticflow.cli.write.deep_options import DeepRequest, deep_options
+from elasticflow.cli.write.deep_options import deep_options, requested
 from elasticflow.errors import ANSWER_IS_NO, FINISHED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from elasticflow.cli.write.deep_options import DeepRequest
     from elasticflow.cli.write.plan_view import Answer, PlanView
     from elasticflow.compiler.plan.forecast import Knowledge, KnownSets
     from elasticflow.compiler.provenance.drift import Difference
@@ -67,7 +68,7 @@ def command(
     force: bool,
     deep: bool,
     deep_step: bool,
-    deep_timeout: int,
+    deep_timeout: int | None,
 ) -> int:
     """Show what a run of a job file would do; nothing is run, nor imported unless with --deep.
 
@@ -89,8 +90,9 @@ def command(
     from elasticflow.jobfile.load import has_matrix
     from elasticflow.observe.runs import find_run
 
+    request = requested(deep=deep, deep_step=deep_step, deep_timeout=deep_timeout)
     if folder is not None:
-        if run is not None or deep or deep_step or form != "text":
+        if run is not None or request is not None or form != "text":
             raise click.UsageError(
                 "-o writes files and shows no plan: it goes with --case, --set and --force only"
             )
@@ -99,7 +101,7 @@ def command(
     if force:
         raise click.UsageError("--force goes with -o")
     if case is None and has_matrix(job_file, overrides):
-        if run is not None or deep or deep_step:
+        if run is not None or request is not None:
             raise click.UsageError(
                 f"{job_file} is several jobs: --deep and --diff are about one of them, give --case"
             )
@@ -109,8 +111,8 @@ def command(
     show_warnings(loaded)
     against = newest_run(loaded) if run is None else find_run(loaded.project_root, run)
     report, is_wrong = None, False
-    if deep or deep_step:
-        report, is_wrong = _try_out(loaded, overrides, DeepRequest(deep_step, deep_timeout))
+    if request is not None:
+        report, is_wrong = _try_out(loaded, overrides, request)
     show(loaded, against, form, report=report)
     return ANSWER_IS_NO if is_wrong else FINISHED
 

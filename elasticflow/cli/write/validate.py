@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from elasticflow.cli.parameters import JOB_FILE, set_option
-from elasticflow.cli.write.deep_options import DeepRequest, deep_options, try_out_all
+from elasticflow.cli.write.deep_options import deep_options, requested, try_out_all
 from elasticflow.errors import ANSWER_IS_NO, FINISHED
 from elasticflow.jobfile.diagnostics.diagnostic import in_order
 from elasticflow.jobfile.diagnostics.render_text import FORMATS, Format, render
@@ -50,7 +50,7 @@ def command(
     strict: bool,
     deep: bool,
     deep_step: bool,
-    deep_timeout: int,
+    deep_timeout: int | None,
 ) -> int:
     """Check job files: keys, types, the whole node range, and entry points by reading their source.
 
@@ -66,11 +66,12 @@ def command(
     elasticflow validate jobs/mnist.toml --set nodes.max=8
     elasticflow validate --format github jobs/*.toml
     """
+    request = requested(deep=deep, deep_step=deep_step, deep_timeout=deep_timeout)
     with _few_collections():
         jobs = _loaded(_job_files(files), overrides)
     diagnostics, learnt = [diagnostic for job in jobs for diagnostic in job.diagnostics], ""
-    if deep or deep_step:
-        deeper, learnt = try_out_all(jobs, overrides, DeepRequest(deep_step, deep_timeout))
+    if request is not None:
+        deeper, learnt = try_out_all(jobs, overrides, request)
         diagnostics += deeper
     diagnostics = in_order(diagnostics)  # two jobs may share a base
     style = cast("Format", output_format)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import keyword
 import re
 import sys
 from typing import TYPE_CHECKING
 
 from elasticflow.compiler.entry_point.source_code import WIDTH
-from elasticflow.errors import JobRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,18 +30,9 @@ class Imports:
         self._names: dict[tuple[str, str], str] = {}  # (module, imported name) -> name in the function
 
     def name_of(self, entry: str) -> str:
-        """Return the name of *entry* in the function's code, and add its import.
-
-        Raises:
-            JobRefusedError: no import statement can import *entry*.
-        """
+        """Return the name of *entry* in the function's code, and add its import."""
         module, _, attribute = entry.partition(":")
         first, *rest = attribute.split(".")
-        for part in (*module.split("."), first, *rest):
-            if keyword.iskeyword(part):
-                raise JobRefusedError(
-                    f"{entry} cannot be imported: {part} is a keyword of Python", "rename it"
-                )
         if (module, first) not in self._names:
             self._names[module, first] = self._free_name(module, first)
         return ".".join([self._names[module, first], *rest])

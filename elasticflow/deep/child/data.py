@@ -77,7 +77,7 @@ class Data:
         length = self._length(dataset)
         indices = sorted({n * (length - 1) // (self._most - 1) for n in range(self._most)})
         if is_training and "build_order" in code:
-            indices = self._in_order(dataset, indices)
+            indices = self._in_order(indices)
         batch = self._collated(dataset, indices, [self._sample(dataset, index) for index in indices])
         self._require_samples_that_stay(dataset)
         if is_quick:
@@ -110,7 +110,7 @@ class Data:
             text = "whether evaluation samples are in the training data cannot be told for sure: "
             self._report.note(f"{text}{both.doubt}")
 
-    def _in_order(self, dataset: Any, indices: list[int]) -> list[int]:
+    def _in_order(self, indices: list[int]) -> list[int]:
         """Have the job's sampler order the samples and report the result; return *indices*, or samples of every set."""
         code, report = self._code, self._report
         key = code.key_of("build_order")
@@ -186,7 +186,6 @@ class Data:
             lambda: checked_length(dataset, name, None),
         )
         if not is_training:
-            report.facts(Facts(evaluation_samples=length))
             return length
         report.facts(Facts(samples=length))
         try:

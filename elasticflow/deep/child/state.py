@@ -260,16 +260,7 @@ def count(report: Report, code: EntryPoint, trained: Trained) -> State:
     except Exception as error:
         report.problem("state", key_of(str(error)), error)
         raise BrokenError from error
-    sizes = {key: nbytes_of(tensor) for key, tensor in tensors.items()}
-    report.facts(
-        Facts(
-            snapshot_bytes=sum(sizes.values()),
-            model_bytes=sum(size for key, size in sizes.items() if key.startswith("model/")),
-            optimizer_bytes=sum(
-                size for key, size in sizes.items() if several_optimizers.is_of_optimizer(key)
-            ),
-        )
-    )
+    report.facts(Facts(snapshot_bytes=sum(map(nbytes_of, tensors.values()))))
     return state
 
 

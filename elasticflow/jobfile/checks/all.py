@@ -143,7 +143,13 @@ def _measured(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
     train, best_of = tables.get("train"), ""
     for name, table in evaluation_sets(tables.get("evaluation")).items():
         path = path_of_set(name)
-        if table.step is not None:
+        if table.step is not None and not table.metrics:
+            message = (
+                f"{dotted(path)} measures nothing: it has no metrics, and with a step of its own no loss"
+            )
+            remedy = 'add metrics = { NAME = "module:function" }, called with what the step returns; or leave step out'
+            yield source.problem(codes.MISSING, message, (*path, "step"), remedy=remedy)
+        elif table.step is not None:
             yield from _without_loss(source, path, table)
         elif "loss" in table.metrics:
             message = (

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import dotted
+from elasticflow.jobfile.tables.types import MOST_NODES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,8 +81,8 @@ def _batch(
             str(each) for each in (size // shards * shards, -(-size // shards) * shards) if each
         )
         remedy = f"use a batch of {batches}"
-        if fewest <= size:
-            remedy = f"use virtual_shards = {nearest_divisors(size, shards, fewest)}, or a batch of {batches}"
+        if near := nearest_divisors(size, shards, fewest):
+            remedy = f"use virtual_shards = {near}, or a batch of {batches}"
         yield source.problem(codes.VIRTUAL_SHARDS, message, _SHARDS, remedy=remedy)
     elif micro is not None and micro < size // shards:
         message = (
@@ -92,8 +93,8 @@ def _batch(
 
 
 def nearest_divisors(size: int, shards: int, fewest: int = 1) -> str:
-    """Return the divisors of *size* next to *shards* that are at least *fewest*."""
-    divisors = {d for d in _divisors(size) if d >= fewest}
+    """Return the divisors of *size* next to *shards* that are at least *fewest*; empty if no number of shards is one."""
+    divisors = {d for d in _divisors(size) if fewest <= d <= MOST_NODES}
     below = max((d for d in divisors if d < shards), default=0)
     above = min((d for d in divisors if d > shards), default=0)
     return " or ".join(str(d) for d in (below, above) if d)

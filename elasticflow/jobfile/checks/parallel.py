@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.checks.exact import options_of_ddp
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import show
+from elasticflow.jobfile.tables.parallel import MOST_DEGREE
 from elasticflow.protocol.shard_groups import node_counts
 
 if TYPE_CHECKING:
@@ -45,8 +47,11 @@ def _worlds(source: Source, shard: int, nodes: NodesTable) -> Iterator[Diagnosti
     worlds = f"{high * per_node}" if low == high else f"{low * per_node} to {high * per_node}"
     each = "" if low == high == 1 else f" ({per_node} on each node)"
     message = f"no number of workers that the job may have is divisible by parallel.shard ({shard}): they are {worlds}{each}"
-    degrees = [degree for degree in range(1, high * per_node + 1) if node_counts(degree, low, high, per_node)]
-    named = ", ".join(map(str, degrees[-_MOST_NAMED:]))
+    largest = min(high * per_node, MOST_DEGREE)
+    sides = range(min(shard - 1, largest), 0, -1), range(shard + 1, min(2 * shard, largest) + 1)
+    fitting = [(each for each in side if node_counts(each, low, high, per_node)) for side in sides]
+    near = sorted(chain(*(islice(side, _MOST_NAMED) for side in fitting)), key=lambda each: abs(each - shard))
+    named = ", ".join(map(str, sorted(near[:_MOST_NAMED])))
     remedy = (
         f"use a shard that divides one of them, such as {named}; or change nodes.max or nodes.nproc_per_node"
     )

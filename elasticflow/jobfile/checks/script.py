@@ -110,6 +110,6 @@ def _module(source: Source, root: Path, name: str) -> Iterator[Diagnostic]:
 def _syntax(source: Source, file: Path, path: KeyPath) -> Iterator[Diagnostic]:
     try:
         ast.parse(file.read_bytes(), str(file))
-    except (SyntaxError, ValueError, OSError) as error:
+    except (SyntaxError, ValueError, OSError, RecursionError, MemoryError) as error:
         message = f"{'.'.join(map(str, path))}: {file.name} is not valid Python here: {error}"
         yield source.problem(codes.UNREADABLE_MODULE, message, path, remedy="`python` would refuse it, too")

@@ -10,6 +10,7 @@ from elasticflow.jobfile.diagnostics.suggestions import nearest
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
 from elasticflow.jobfile.text.layers import value_at
 from elasticflow.storage.urls import EXTRAS
+from elasticflow.system.redaction import mask_url, with_starred_users
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +22,6 @@ _WELL_KNOWN = ("file", "local", "memory", *EXTRAS)
 _PROTOCOL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _FEW_SLASHES = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?::/?|//)(?=[^/:])")
 _VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)|%([A-Za-z_][A-Za-z0-9_]*)%")
-_PASSWORD = re.compile(r"(?<=://)[^/]+(?=@)")
 _HF_BUCKET = re.compile(r"buckets/([^/]+)/([^/].*)")
 _OF_WINDOWS = re.compile(r"[A-Za-z]:[\\/]|\\\\")
 
@@ -40,7 +40,7 @@ def check_uris(source: Source, keys: tuple[tuple[str, str], ...]) -> Iterator[Di
 
 def _unexpanded(uri: str, key: str) -> tuple[str, str] | None:
     """Return the problem and the remedy of a URI that holds a variable as a shell would expand it."""
-    match = _VARIABLE.search(_PASSWORD.sub(lambda password: "x" * len(password[0]), uri))
+    match = _VARIABLE.search(with_starred_users(uri))
     if match:
         name = match[1] or match[2]
         name = "HOME" if name == "USERPROFILE" else name
@@ -141,6 +141,4 @@ def _protocols() -> str:
 
 def _pasteable(uri: str) -> str:
     """Return a URI without its password, ready to be pasted."""
-    from elasticflow.system.redaction import mask_url
-
     return show(mask_url(uri)) if len(uri) < 50 else f'"{mask_url(uri)}"'

@@ -7,7 +7,7 @@ import re
 from bisect import bisect_left
 
 from elasticflow.jobfile.diagnostics.positions import offsets_of
-from elasticflow.system.redaction import is_secret, with_stars
+from elasticflow.system.redaction import is_secret, with_starred_users, with_stars
 
 _WIDTH = 110
 _TAB = "    "
@@ -17,7 +17,6 @@ _VALUE = (
     r"(?<![\w-])(?P<key>[\w-]{1,200})(?P<equals>[\"']?[ \t]*=[ \t]*)"
     r"(?:(?P<quote>\"\"\"|'''|[\"'])(?P<value>.*?)(?P<end>(?P=quote)|$)|(?P<bare>[^\s\"',{}\[\]]+))"
 )
-_USER = r"(?<=://)[^/\s\"']+(?=@)"
 _QUERY = r"(?<=[?&])(?P<key>[\w-]{1,200})=(?P<value>[^&#\s\"']+)"
 _ADDRESS = r"(?<![\w-])url[\"']?[ \t]*=[ \t]*[\"']?https?://[^\"'\s]*"
 _NUMBER = r"[+-]?[0-9][0-9_.eE+-]*|true|false"
@@ -43,7 +42,7 @@ def line_at(text: str, start: int) -> str:
 @functools.lru_cache(maxsize=64)
 def mask_secrets(line: str) -> str:
     """Return *line* with each secret-looking value replaced by as many stars."""
-    line = re.sub(_USER, lambda user: "*" * len(user[0]), line)
+    line = with_starred_users(line)
     line = re.sub(
         _QUERY, lambda m: f"{m['key']}={'*' * len(m['value'])}" if is_secret(m["key"]) else m[0], line
     )

@@ -73,5 +73,5 @@ def _full(each: Diagnostic, *, colour: bool) -> str:
 
 
 def _concise(each: Diagnostic) -> str:
-    tail = f" ({each.help.splitlines()[0]})" if each.help else ""
-    return f"{each.where}: {each.severity}[{each.code}] {each.message}{tail}"
+    first = each.help.splitlines()[0].rstrip(",;:") if each.help else ""  # a sentence may go on below
+    return f"{each.where}: {each.severity}[{each.code}] {each.message}{f' ({first})' if first else ''}"

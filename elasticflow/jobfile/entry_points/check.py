@@ -6,6 +6,7 @@ Reads source only: user code never runs here, and torch is neither needed nor lo
 from __future__ import annotations
 
 import ast
+import keyword
 import re
 import sys
 from typing import TYPE_CHECKING
@@ -129,6 +130,10 @@ class _EntryPointCheck:
 
     def problems(self) -> list[Diagnostic]:
         """Return the problems of the entry point; a note if reading its source cannot tell."""
+        for part in re.split("[.:]", self.call.text):
+            if keyword.iskeyword(part):
+                message = f"{self.call.text} cannot be imported: {part} is a keyword of Python"
+                return [self._entry.problem(codes.NO_MODULE, message, "rename it")]
         try:
             return self._of_named()
         except NoModuleError as error:
@@ -210,6 +215,7 @@ class _EntryPointCheck:
     def _foreign_method(self, method: MethodError) -> list[Diagnostic]:
         """Return the problems of a method that is called on the model."""
         owner = method.owner.node
+        self.depends_on_others = True  # on the model's class
         model = self._class_of_model()
         if self.call.path == ("optimizer", "entry") and (wrong := makes_its_own_groups(self._entry)):
             return [wrong]
@@ -333,6 +339,12 @@ class _EntryPointCheck:
         return True
 
     def _arguments(self, definition: Definition) -> list[Diagnostic]:
+        if isinstance(definition.node, ast.AsyncFunctionDef) and not (
+            definition.node.decorator_list or self.call.is_argument
+        ):
+            message = f"{self.call.text} is `async def`: a call of it makes a coroutine, which nobody awaits"
+            remedy = f"write `def`, and asyncio.run(...) around what it awaits\ndefined at {definition.where}"
+            return [self._entry.problem(codes.NOT_A_FUNCTION, message, remedy)]
         try:
             signature = self._entry.once("signature", lambda: signature_of(definition, self.resolver))
         except NotInstalledError as error:
@@ -341,7 +353,7 @@ class _EntryPointCheck:
             return [self._entry.note(str(error))]
         check = ArgumentCheck(self._entry, definition, signature)
         problems = check.problems()
-        self.depends_on_others = check.depends_on_others
+        self.depends_on_others |= check.depends_on_others
         return problems
 
     def _wrong_kind(self, definition: Definition) -> list[Diagnostic]:

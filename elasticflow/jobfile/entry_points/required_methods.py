@@ -167,6 +167,4 @@ def _has(resolver: Resolver, definition: Definition, method: str) -> bool:
         _refuse_hidden_methods(owner)
         if methods_of(owner) & {method, "__getattr__"}:
             return True
-        if any(isinstance(each, ast.If | ast.Try | ast.With) for each in owner.node.body):
-            raise CannotTellError(f"{owner.node.name} defines methods under a condition")
     return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MomentName = Literal["finished", "failed", "interrupted", "first_restart", "budget_low"]
-MOMENTS: tuple[MomentName, ...] = get_args(MomentName)
 Format = Literal["slack", "discord", "teams", "json"]
 URL, COMMAND = "notify.url", "notify.command"
 """What the two ways are called in events, logs and `sinks/`."""

@@ -8,11 +8,13 @@ from pydantic import Field
 
 from elasticflow.jobfile.tables.types import Entry, Table
 
+MOST_DEGREE = 2**20
+
 
 class ParallelTable(Table):
     """Shards the model: several workers hold one copy of it together, by torch's fully_shard. Without it each worker holds a whole copy."""
 
-    shard: Literal["node", "all"] | Annotated[int, Field(ge=1, le=2**20)] = Field(
+    shard: Literal["node", "all"] | Annotated[int, Field(ge=1, le=MOST_DEGREE)] = Field(
         description="Workers that hold one copy of the model together: a number, those of each node, or all of them. It must divide the "
         "number of workers; where a copy spans nodes, nodes beyond the largest number that it divides wait as spares."
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import sys
 from dataclasses import replace
@@ -19,6 +20,7 @@ from elasticflow.runtime.loop.script_checks import ScriptChecks
 from elasticflow.runtime.process import stopping
 from elasticflow.runtime.process.shard_layout import Sharding, layout_of
 from elasticflow.runtime.process.sharded_tensors import refuse_draws
+from elasticflow.system.units import parse_interval
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -97,6 +99,7 @@ def join(
         gradients = _with_shards(gradients or Gradients(), virtual_shards)
     if LoopSettings.told(os.environ) is None:
         _require_numbers(seed=seed, keep=keep, log_every=log_every, threads=threads)
+        _require_words(every, log_level)
     job = name or Path(sys.argv[0]).stem.lstrip("-") or "script"
     own = LoopSettings.of_arguments(job, seed, snapshots, every, keep, ignore, log_every, threads, log_level)
     run = _joined(own, folder, gradients, shard=shard)
@@ -124,6 +127,19 @@ def _require_numbers(**given: int | None) -> None:
                 f"elasticflow.join({name}={value!r}): must be a whole number from {least}",
                 f"give it another {name}",
             )
+
+
+def _require_words(every: str | Sequence[str], log_level: str) -> None:
+    for text in (every,) if isinstance(every, str) else every:
+        try:
+            parse_interval(text)
+        except ValueError as error:
+            raise StateError(f"elasticflow.join(every={text!r}): {error}", 'such as "500 steps"') from error
+    if log_level.upper() not in logging.getLevelNamesMapping():
+        raise StateError(
+            f"elasticflow.join(log_level={log_level!r}): there is no such level",
+            'there are "debug", "info", "warning" and "error"',
+        )
 
 
 def join_job(

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
 import pytest
 
 from elasticflow.cli.train.run_options import RunOptions, check_place
@@ -29,6 +31,14 @@ def test_command_that_goes_on_has_all_that_says_where_and_what() -> None:
     assert "elasticflow run a.toml --on ray --run-id x" == RunOptions(
         job_file=Path("a.toml"), on="ray"
     ).command_with("x")
+
+
+def test_drift_is_accepted_of_a_run_that_is_named() -> None:
+    """Without a run id a new run begins, which has drifted from nothing."""
+    options = RunOptions(job_file=Path("a.toml"), accept_drift=True)
+    with pytest.raises(click.UsageError, match="name the run with --run-id"):
+        options.check()
+    replace(options, run_id="nightly").check()
 
 
 JOB = """

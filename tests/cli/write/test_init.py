@@ -175,7 +175,7 @@ def test_several_that_fit_are_named(project: Path, capsys: pytest.CaptureFixture
     ("text", "words", "told"),
     [
         ("x = 1\n", [], "defines no nn.Module"),
-        ("def broken(:\n", [], "line 1 is not Python"),
+        ("def broken(:\n", [], ", line 1: "),
         (MODEL, ["--model", "Nett"], "has no model Nett"),
         (MODEL, ["--dataset", "nets:absent", *GIVEN], "nothing was written"),
         (PAIR, [], "models that are trained together need a module that holds them"),

@@ -99,6 +99,8 @@ def test_arguments(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["init", "fit.py", "--name", "b", "--args", "'my data' --out=x"]) == 0
     assert _job("b")["script"]["args"] == ["my data", "--out=x"]
     assert "asks for" not in capsys.readouterr().out
+    assert call(["init", "fit.py", "--name", "d", "--args", "'a | b'"]) == 0
+    assert _job("d")["script"]["args"] == ["a | b"]
     assert call(["init", "fit.py", "--name", "c", "--args", "'open"]) == 2
     assert "No closing quotation" in capsys.readouterr().err
 
@@ -211,6 +213,7 @@ def test_a_model_is_no_script(here: Path, capsys: pytest.CaptureFixture[str]) ->
     [
         (["--script"], "--script and --args go with a file"),
         (["--script", "fit.py", "--epochs", "3"], "--epochs go with a model"),
+        (["fit.py", "--deep"], "a script would train: leave it out"),
         (["--script", "none.py"], "none.py cannot be read"),
         (["--script", "empty.py"], "shows no training"),
         (["empty.py"], "a training script: --script"),

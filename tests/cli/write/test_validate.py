@@ -230,6 +230,9 @@ def test_usage_errors_are_exit_code_2_with_a_suggestion(ran: Callable[..., Ran])
     code, _, err = ran("validate", "--strickt", "x")
     assert (code, err.splitlines()[-1]) == (2, "error: No such option '--strickt'. Did you mean '--strict'?")
     assert ran("plan")[0] == 2
+    for command in ("validate", "plan"):
+        code, _, err = ran(command, "jobs/good_base.toml", "--deep-timeout", "9")
+        assert (code, err.splitlines()[-1]) == (2, "error: --deep-timeout limits --deep, which is not given")
     code, _, err = ran("submit", "jobs/small.toml", "--print")
     assert (code, err.splitlines()[-1]) == (
         2,

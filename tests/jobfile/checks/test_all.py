@@ -273,3 +273,31 @@ def test_worker_for_each_gpu_does_not_train_on_the_cpu(told: Callable[..., Told]
     assert told('[nodes]\nnproc_per_node = "gpu"\ndevice = "cpu"') == [("EF106", message)]
     assert told('[nodes]\nnproc_per_node = "gpu"\ndevice = "cuda"') == []
     assert told('[nodes]\nnproc_per_node = "cpu"\ndevice = "cpu"') == []
+
+
+def test_an_evaluation_that_measures_nothing_is_refused(told: Callable[..., Told]) -> None:
+    """With a step of its own a set has no loss: without metrics its lines would be empty, for hours."""
+    table = '[evaluation.val]\nentry = "torch.utils.data:StackDataset"\nstep = "m:step"\n'
+    message = "evaluation.val measures nothing: it has no metrics, and with a step of its own no loss"
+    assert [("EF102", message)] == told(table)
+    assert [] == told(f'{table}metrics = {{ accuracy = "m:accuracy" }}')
+
+
+def test_remedies_for_large_numbers_can_be_followed(tmp_path: Path) -> None:
+    """Degrees near the one that was meant, found without walking all; no more virtual shards than a job may have."""
+    file = tmp_path / "job.toml"
+
+    def help_of(code: str, batch: int, train: str, rest: str) -> str:
+        file.write_text(JOB.format(train=f"steps = 1\n{train}", dataset="", batch=batch, rest=rest))
+        (found,) = [each for each in load_job(file).diagnostics if each.code == code]
+        return found.help or ""
+
+    nodes = "[nodes]\nmax = 65536\nnproc_per_node = 1024\n"
+    remedy = help_of("EF327", 10**9, "", f"{nodes}[parallel]\nshard = 1048575")
+    assert "such as 1048496, 1048512, 1048528, 1048544, 1048560, 1048576;" in remedy
+    exact = 'consistency = "exact"\nvirtual_shards = 8'
+    assert "use virtual_shards = 1, or a batch of 1000000 or 1000008" == help_of(
+        "EF308", 1_000_003, exact, ""
+    )
+    few = "[nodes]\nnproc_per_node = 8"
+    assert "use a batch of 1000000 or 1000008" == help_of("EF308", 1_000_003, exact, few)

@@ -62,7 +62,6 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Said]
 
 FITTING = {
     "function": ("def it(a, b=1): ...", "{ a = 1 }"),
-    "async def": ("async def it(a): ...", "{ a = 1 }"),
     "keyword only": ("def it(*, a): ...", "{ a = 1 }"),
     "kwargs": ("def it(**kwargs): ...", "{ anything = 1 }"),
     "lambda": ("it = lambda a=1: a", "{ a = 2 }"),
@@ -82,6 +81,8 @@ FITTING = {
     "re-export": ("from pkg.n import C as it", "{ a = 1 }"),
     "relative import": ("from .n import C as it", "{ a = 1 }"),
     "star import": ("from pkg.n import *\nit = C", "{ a = 1 }"),
+    "listed by __all__": ("__all__ = ['it']\ndef it(a): ...", "{ a = 1 }"),
+    "listed by an __all__ that grows": ("__all__ = []\n__all__ += ['it']\ndef it(a): ...", "{ a = 1 }"),
     "static method": ("class A:\n    @staticmethod\n    def make(a): ...", "{ a = 1 }"),
     "class method": ("class A:\n    @classmethod\n    def make(cls, a): ...", "{ a = 1 }"),
     "inherited class method": (
@@ -138,7 +139,8 @@ def test_fitting_arguments_pass_and_others_do_not(said: Callable[..., Said], nam
     """Each way to define something callable is read: right arguments pass, and one too many is refused."""
     source, args = FITTING[name]
     entry = "pkg.m:A.make" if name.endswith(("static method", "class method")) else "pkg.m:it"
-    assert said(source, entry, args, n=N) == []
+    entry = "pkg.star:it" if name.startswith("listed") else entry
+    assert said(source, entry, args, n=N, star="from .m import *") == []
     if name != "kwargs":
         more = args.replace("{", "{ surplus = 1, ").replace(", }", " }")
         assert said(source, entry, more, n=N) == [("EF204", f'{entry} takes no argument "surplus"')]
@@ -158,6 +160,7 @@ UNTOLD = {
     "match": "import sys\nmatch sys.platform:\n    case 'linux':\n        def it(): ...\n    case _:\n        it = None",
     "except*": "try:\n    def it(): ...\nexcept* ValueError:\n    it = None",
     "walrus": "if (it := make()): ...",
+    "not for type checkers": "from typing import TYPE_CHECKING\nif not TYPE_CHECKING:\n    def it(): ...",
     "loop under a condition": "if True:\n    for it in make(): ...",
     "try": "try:\n    from numpy import it\nexcept ImportError:\n    it = None",
     "module __getattr__": "def __getattr__(name): ...",
@@ -192,6 +195,10 @@ WRONG = {
     "no module": ("", "pkg.gone:it", "{}", ("EF201", "there is no module pkg.gone")),
     "no name": ("x = 1", "pkg.m:it", "{}", ("EF202", "pkg.m has no it")),
     "type checkers only": ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from a import it", "pkg.m:it", "{}", ("EF202", "pkg.m has no it")),
+    "a coroutine": ("async def it(a): ...", "pkg.m:it", "{ a = 1 }", ("EF210", "pkg.m:it is `async def`: a call of it makes a coroutine, which nobody awaits")),
+    "a keyword": ("def it(): ...", "pkg.lambda:it", "{}", ("EF201", "pkg.lambda:it cannot be imported: lambda is a keyword of Python")),
+    "not in __all__": ("__all__ = ['C']\ndef it(): ...", "pkg.star:it", "{}", ("EF202", "pkg.star has no it")),
+    "private beyond a star": ("def _it(): ...", "pkg.star:_it", "{}", ("EF202", "pkg.star has no _it")),
     "deleted by del is still bound": ("it = 'text'", "pkg.m:it", "{}", ("EF203", "pkg.m:it cannot be called: it is a text")),
     "a list": ("it = [1]", "pkg.m:it", "{}", ("EF203", "pkg.m:it cannot be called: it is a list")),
     "a module": ("import pkg.n as it", "pkg.m:it", "{}", ("EF203", "pkg.m:it cannot be called: it is a module")),
@@ -213,7 +220,7 @@ WRONG = {
 def test_what_is_wrong_for_certain_is_an_error(said: Callable[..., Said], name: str) -> None:
     """Missing modules, names, arguments and wrong literal types are named."""
     source, entry, args, expected = WRONG[name]
-    assert said(source, entry, args, n=N) == [expected]
+    assert said(source, entry, args, n=N, star="from .m import *") == [expected]
 
 
 TYPES = """
@@ -406,6 +413,13 @@ def test_datasets_with_length_pass_whatever_they_inherit_from(said: Callable[...
     source = f"{base}class D(Base):\n    def __getitem__(self, i): ...\ndef it(): ..."
     assert said(source, dataset="pkg.m:D") == []
     assert said("from no_such import B\nclass D(B): ...\ndef it(): ...", dataset="pkg.m:D")[0][0] == "EF215"
+    for length in (
+        "try:\n        def __len__(self): ...\n    finally: ...",
+        "__len__: object = lambda self: 1",
+        "__len__, other = make()",
+    ):
+        source = f"class D:\n    def __getitem__(self, i): ...\n    {length}\ndef it(): ..."
+        assert said(source, dataset="pkg.m:D") == []
     source = "class D:\n    def __getitem__(self, i): ...\ndef it(): ..."
     assert said(source, dataset="pkg.m:D") == [("EF206", "pkg.m:D has no __len__")]
 
@@ -448,6 +462,19 @@ def test_the_jobs_own_path_comes_before_installed_packages(said: Callable[..., S
     """A module of the job hides an installed one of the same name, as it does in training."""
     (tmp_path / "click.py").write_text("def it(mine): ...")
     assert said("", "click:it") == [("EF204", 'click:it needs the argument "mine"')]
+
+
+def test_what_is_installed_in_the_project_is_not_the_jobs_own(
+    said: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package in a `.venv` of the project is told as the installed one, as a package elsewhere is."""
+    site = tmp_path / ".venv" / "lib" / "python3" / "site-packages"
+    (site / "parts").mkdir(parents=True)
+    (site / "parts" / "__init__.py").touch()
+    monkeypatch.setattr(check, "installed_folders", lambda: (site,))
+    assert said("", "parts.gone:it") == [("EF201", "there is no module parts.gone")]
+    (found,) = load_job(tmp_path / "job.toml").diagnostics
+    assert f"parts is the installed one: {site / 'parts' / '__init__.py'}" == found.help
 
 
 def test_a_package_that_is_not_installed_here_cannot_be_judged(
@@ -692,6 +719,17 @@ def test_methods_of_the_models_class_are_called_on_the_model(
     said(METHODS)
     (tmp_path / "job.toml").write_text(METHOD_JOB.format(**OF_THE_MODEL | changes))
     assert expected == [each.code for each in load_job(tmp_path / "job.toml").diagnostics]
+
+
+def test_a_method_is_held_against_the_model_of_each_case(said: Callable[..., Said], tmp_path: Path) -> None:
+    """A method that suits the first case's model is refused in the case whose model has another class."""
+    said(METHODS)
+    matrix = '[matrix.axes]\nmodel.entry = ["pkg.m:it", "pkg.m:Other"]\n'
+    text = METHOD_JOB.format(**OF_THE_MODEL | {"optimizer": "it.configure"})
+    (tmp_path / "job.toml").write_text(text + matrix)
+    found = load_job(tmp_path / "job.toml").diagnostics
+    assert ["EF214", "EF214"] == [each.code for each in found]
+    assert all(each.message.endswith("(case entry_Other)") for each in found)
 
 
 METHOD_HELP: dict[str, tuple[dict[str, str], str]] = {

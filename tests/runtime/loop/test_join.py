@@ -68,6 +68,9 @@ def test_a_model_is_shared_only_where_the_run_adds_up_gradients(
         ({"keep": 0}, r"join\(keep=0\): must be a whole number from 1"),
         ({"log_every": 0}, r"join\(log_every=0\)"),
         ({"threads": 0}, r"join\(threads=0\)"),
+        ({"every": "5 parsecs"}, r"join\(every='5 parsecs'\): must have one of the units steps"),
+        ({"every": ("1 epoch", "soon")}, r"join\(every='soon'\)"),
+        ({"log_level": "loud"}, r"join\(log_level='loud'\): there is no such level"),
         ({"virtual_shards": 0}, r"virtual_shards=0: must be a whole number from 1"),
         (
             {"virtual_shards": 4, "gradients": elasticflow.Gradients(virtual_shards=8)},
