@@ -69,12 +69,14 @@ class LoopSettings:
         snapshots: str | None,
         every: str | Sequence[str],
         keep: int,
-        ignore: Sequence[str],
+        ignore: str | Sequence[str],
         log_every: int,
         threads: int | None,
         log_level: str = "info",
     ) -> LoopSettings:
         """Return the settings that a script passes to `elasticflow.join`."""
-        intervals = (every,) if isinstance(every, str) else tuple(every)
-        policy = SnapshotSettings(snapshots, intervals, keep=Keep(last=keep), ignore=tuple(ignore))
+        intervals, ignored = (
+            (given,) if isinstance(given, str) else tuple(given) for given in (every, ignore)
+        )
+        policy = SnapshotSettings(snapshots, intervals, keep=Keep(last=keep), ignore=ignored)
         return cls(job, "", seed, policy, log_every, log_level, threads)

@@ -25,7 +25,7 @@ def test_the_job_file_is_read_from_the_environment() -> None:
 
 def test_arguments_of_the_script() -> None:
     """One interval or several; snapshots in the run folder."""
-    one = LoopSettings.of_arguments("train", 3, None, "5 steps", 2, (), 1, None)
+    one = LoopSettings.of_arguments("train", 3, None, "5 steps", 2, "self.x", 1, None)
     several = LoopSettings.of_arguments("train", 3, "s3://b/x", ["5 steps", "1 epoch"], 2, ["self.x"], 1, 4)
 
     assert (one.snapshots.every, one.snapshots.uri, one.snapshots.keep.last) == (("5 steps",), None, 2)

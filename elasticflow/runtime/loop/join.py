@@ -56,7 +56,7 @@ def join(
     snapshots: str | None = None,
     every: str | Sequence[str] = ("10 min", "1 epoch"),
     keep: int = 3,
-    ignore: Sequence[str] = (),
+    ignore: str | Sequence[str] = (),
     virtual_shards: int | None = None,
     shard: int | str | Sharding | None = None,
     log_every: int = 1,
@@ -78,7 +78,7 @@ def join(
         every: Interval between snapshots: "500 steps", "10 min", "1 epoch", or a list of these. A snapshot is also taken at
             the end and before this process exits.
         keep: Number of newest snapshots to keep; older ones are deleted.
-        ignore: Paths of state that no step depends on, as an error message names them: "self.history".
+        ignore: Path of state that no step depends on, as an error message names it, such as "self.history"; or a list of paths.
         virtual_shards: Number of parts into which `Run.gradients` cuts each batch, so that a run has the same bits at any number
             of workers up to this number. None: `batches` gives each rank its part of a batch as a whole, and the script
             exchanges the gradients.
