@@ -1,7 +1,8 @@
 """State as JSON plus tensors, without pickle, and back; tensors of a snapshot are read when they are asked for.
 
 Values of JSON stand for themselves. What JSON lacks is an object with one key: `$tensor` (a stored tensor),
-`$scalar` (an element of a packed vector), `$float` (inf, nan), `$tuple`, `$dict` (keys that are not text), `$counter`.
+`$scalar` (an element of a packed vector), `$float` (inf, nan), `$tuple`, `$dict` (keys that are not text), `$ordered`
+(an OrderedDict), `$counter`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,11 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.read.load import LoadedSnapshot
 
 # Subclasses of these would come back as plain ones.
-_DICTS = (dict, OrderedDict)
+_DICTS: dict[type, str] = {
+    dict: StateMark.DICT,
+    OrderedDict: StateMark.ORDERED,
+    Counter: StateMark.COUNTER,
+}
 _REMEDY = "state may hold numbers, text, lists, tuples, dicts and tensors"
 
 
@@ -80,16 +85,10 @@ class Encoder:
             return value
         if isinstance(value, float):
             return float(value) if math.isfinite(value) else {StateMark.FLOAT: str(float(value))}
-        if cls is Counter:
-            return {
-                StateMark.COUNTER: [[_key(k, path), self.encode(v, f"{path}/{k}")] for k, v in value.items()]
-            }
-        if cls in _DICTS:
-            if all(isinstance(key, str) and not key.startswith("$") for key in value):
-                return {key: self.encode(item, f"{path}/{key}") for key, item in value.items()}
-            return {
-                StateMark.DICT: [[_key(k, path), self.encode(v, f"{path}/{k}")] for k, v in value.items()]
-            }
+        if cls is dict and all(isinstance(key, str) and not key.startswith("$") for key in value):
+            return {key: self.encode(item, f"{path}/{key}") for key, item in value.items()}
+        if (mark := _DICTS.get(cls)) is not None:
+            return {mark: [[_key(k, path), self.encode(v, f"{path}/{k}")] for k, v in value.items()]}
         if cls is tuple:
             return {StateMark.TUPLE: [self.encode(item, f"{path}/{i}") for i, item in enumerate(value)]}
         if cls is list:
@@ -277,8 +276,7 @@ class Decoder:
                 return self._tensor(value.key, value.index, live if isinstance(live, Tensor) else None)
             case dict():
                 inside = live if isinstance(live, dict) else {}
-                made = {key: self._filled(item, inside.get(key)) for key, item in value.items()}
-                return Counter(made) if isinstance(value, Counter) else made
+                return type(value)({key: self._filled(item, inside.get(key)) for key, item in value.items()})
             case list() | tuple():
                 rest = live if isinstance(live, list | tuple) else ()
                 pairs = zip_longest(value, rest[: len(value)])
