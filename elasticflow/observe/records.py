@@ -29,8 +29,8 @@ def parse(line: bytes | str) -> dict[str, Any] | None:
     except BadJsonError:
         return None
     data = line if isinstance(line, bytes) else line.encode("utf-8", "replace")
-    # JSON has control characters as \\uXXXX, except DEL and those of Latin-1.
-    may_act = any(mark in data for mark in (b"\\u", b"\\r", b"\\b", b"\\f", b"\x7f", b"\xc2", b"\xe2"))
+    # JSON has control characters behind a backslash, except DEL and those of Latin-1.
+    may_act = b"\\" in data or b"\x7f" in data or not data.isascii()
     return records.printable_in(record) if may_act else record
 
 
