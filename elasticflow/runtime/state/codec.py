@@ -11,6 +11,7 @@ import math
 from abc import abstractmethod
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
+from enum import Enum
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -81,11 +82,11 @@ class Encoder:
         if value is None or isinstance(value, Tensor):
             return None if value is None else self._tensor(value, path)
         cls = type(value)
-        if cls is bool or cls is int or isinstance(value, str):
+        if cls is bool or cls is int or _is_text(value):
             return value
         if isinstance(value, float):
             return float(value) if math.isfinite(value) else {StateMark.FLOAT: str(float(value))}
-        if cls is dict and all(isinstance(key, str) and not key.startswith("$") for key in value):
+        if cls is dict and all(_is_text(key) and not key.startswith("$") for key in value):
             return {key: self.encode(item, f"{path}/{key}") for key, item in value.items()}
         if (mark := _DICTS.get(cls)) is not None:
             return {mark: [[_key(k, path), self.encode(v, f"{path}/{k}")] for k, v in value.items()]}
@@ -332,13 +333,18 @@ class Decoder:
 
 def _key(key: Any, path: str) -> Any:
     """Return a dict's key as JSON."""
-    if key is None or type(key) in (bool, int) or isinstance(key, str):
+    if key is None or type(key) in (bool, int) or _is_text(key):
         return key
     if isinstance(key, float):
         return float(key) if math.isfinite(key) else {StateMark.FLOAT: str(float(key))}
     if type(key) is tuple:
         return {StateMark.TUPLE: [_key(item, path) for item in key]}
     raise StateError(f"{path} has a key that is a {_named(type(key))}, which a snapshot cannot hold", _REMEDY)
+
+
+def _is_text(value: Any) -> bool:
+    # A member of an enumeration would come back as another object: `phase is Phase.WARMUP` would be false.
+    return isinstance(value, str) and not isinstance(value, Enum)
 
 
 def _named(cls: type) -> str:
