@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from elasticflow.observe.history import RunHistory, began, state_of
-from elasticflow.observe.records import newest_with, tail
+from elasticflow.observe.records import newest_evaluation, newest_with, tail
 from elasticflow.observe.run_state import RunState
 from elasticflow.observe.terminal.activities import awaited_of
 from elasticflow.observe.terminal.formats import goodput, number, rfc3339
@@ -134,7 +134,7 @@ def read_status(folder: RunFolder) -> RunStatus:
     """Return the state of the run in *folder*; files that are not there yet count as empty."""
     state = state_of(folder)
     last_step = next(newest_with(folder.metrics, "loss"), {})
-    evaluation = next(newest_with(folder.metrics, "eval"), {})
+    evaluation = newest_evaluation(folder.metrics)
     status = _status(state, folder)
     is_running = status == "running"
     step = max(state.step, int_of(last_step, "step"))
@@ -144,7 +144,7 @@ def read_status(folder: RunFolder) -> RunStatus:
     history = RunHistory.newest(folder)
     committed = history.snapshot
     launched = state.launched or history.began
-    measured, raw = evaluation.get("eval"), evaluation.get("eval_raw")
+    raw = evaluation.get("eval_raw")
     now = replace(
         state,
         launch=state.launch or (folder.launch_numbers() or [0])[-1],
@@ -167,7 +167,7 @@ def read_status(folder: RunFolder) -> RunStatus:
         counted_per_s=run_files.rates_of(last_step),
         mfu=float_of(last_step, run_files.MFU),
         doing=awaited_of(state.activities, has_stepped=state.step > 0) if is_running else None,
-        evaluation=measured if isinstance(measured, dict) else {},
+        evaluation=evaluation.get("eval", {}),
         evaluated_step=evaluation.get("step"),
         weights=evaluation.get("weights"),
         evaluation_raw=raw if isinstance(raw, dict) else {},
