@@ -135,7 +135,7 @@ def read_status(folder: RunFolder) -> RunStatus:
     state = state_of(folder)
     last_step = next(newest_with(folder.metrics, "loss"), {})
     evaluation = newest_evaluation(folder.metrics)
-    status = _status(state, folder)
+    status = status_of(state, folder)
     is_running = status == "running"
     step = max(state.step, int_of(last_step, "step"))
     pace = Pace()
@@ -190,7 +190,8 @@ def lost_of(folder: RunFolder) -> Ending | None:
     return ending_of(folder)
 
 
-def _status(state: RunState, folder: RunFolder) -> Status:
+def status_of(state: RunState, folder: RunFolder) -> Status:
+    """Return the way in which the run ended, or whether it still runs, where *state* is that of its state.json."""
     if state.status not in {None, "running"}:
         return state.status
     # The supervisor that wrote "running" may have been killed since; only the lock ends with it.
