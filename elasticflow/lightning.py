@@ -170,6 +170,8 @@ def training_step(model: nn.Module, batch: Any) -> dict[str, Any]:
     loss = result.get("loss") if isinstance(result, dict) else result
     if loss is None:
         raise _refusal("training_step returns no loss", "a job skips no batch")
+    if "count" in logged:
+        raise _refusal("training_step logs count", "a job would weigh the loss by it: log it by another name")
     return {**logged, "loss": loss}
 
 

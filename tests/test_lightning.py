@@ -174,6 +174,10 @@ def _refused(body: str) -> tuple[Any, str]:
         ("self.logger.log_metrics({})", "asks its Trainer for logger"),
         ("self.log('total', 1.0, reduce_fx='sum')", "logs total with reduce_fx"),
         (
+            "self.log('count', 3.0); return super().training_step(batch, batch_idx)",
+            "training_step logs count",
+        ),
+        (
             "import torchmetrics; self.log('mean', torchmetrics.MeanMetric())",
             "logs mean, a MeanMetric",
         ),
