@@ -253,7 +253,8 @@ class OptimizerPart(StatefulPart):
             values = [object()]
         return [
             *chain.from_iterable(map(dict.values, state_hooks_of(optimizer))),
-            *chain.from_iterable(group["params"] for group in optimizer.param_groups),
+            # A group ends its parameters: one of them may move to the next group.
+            *chain.from_iterable((*group["params"], group) for group in optimizer.param_groups),
             *optimizer.state,
             *values,
         ]
