@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -197,7 +198,7 @@ def test_what_evaluations_measured_is_compared_with_the_bits() -> None:
 
 def test_all_evaluations_of_a_step_are_compared() -> None:
     """A script may evaluate on several sets after one step, each with a line of its own."""
-    lines = [
+    lines: list[dict[str, Any]] = [
         {"step": 5, "loss": 1.0},
         {"step": 5, "eval": {"val.loss": 0.5}},
         {"step": 5, "eval": {"test.loss": 0.25}},

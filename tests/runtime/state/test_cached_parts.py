@@ -178,7 +178,8 @@ def test_a_parameter_that_moves_to_the_next_group_is_seen() -> None:
     """The same parameters in the same order, in other groups."""
     model = Net()
     first, *others = model.parameters()
-    optimizer = AdamW([{"params": others}, {"params": [first], "lr": 0.5}])
+    groups: list[dict[str, Any]] = [{"params": others}, {"params": [first], "lr": 0.5}]
+    optimizer = AdamW(groups)
     parts: dict[str, Any] = {"model": model, "optimizer": optimizer}
     state = State(**parts)
     content(state)
