@@ -140,7 +140,8 @@ def lr_scheduler(optimizer: Optimizer, interval: str = "step") -> Any:
     if options.get("frequency", 1) != 1:
         raise _refusal("configure_optimizers steps its schedule with a frequency", "a job steps it each time")
     made = options["scheduler"]
-    goes_by_metric = "monitor" in options or type(made).__name__ == "ReduceLROnPlateau"
+    # As a Trainer decides it: other schedules may have a `monitor`, which it does not look at.
+    goes_by_metric = options.get("reduce_on_plateau", type(made).__name__ == "ReduceLROnPlateau")
     wanted = "evaluation" if goes_by_metric else options.get("interval", "epoch")
     if interval != wanted:
         more = (
@@ -169,6 +170,8 @@ def training_step(model: nn.Module, batch: Any) -> dict[str, Any]:
     loss = result.get("loss") if isinstance(result, dict) else result
     if loss is None:
         raise _refusal("training_step returns no loss", "a job skips no batch")
+    if "count" in logged:
+        raise _refusal("training_step logs count", "a job would weigh the loss by it: log it by another name")
     return {**logged, "loss": loss}
 
 
@@ -231,6 +234,8 @@ def _parts(made: Any) -> tuple[list[Any], list[Any]]:
     """Return the optimizers and the schedules of what `configure_optimizers` returned."""
     if isinstance(made, dict):
         schedule = made.get("lr_scheduler")
+        if schedule is not None and not isinstance(schedule, dict):
+            schedule = {"scheduler": schedule, "monitor": made.get("monitor")}
         return [made["optimizer"]], [] if schedule is None else [schedule]
     if isinstance(made, list | tuple):
         if len(made) == 2 and all(isinstance(each, list | tuple) for each in made):

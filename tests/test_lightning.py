@@ -60,6 +60,15 @@ class Lit(pl.LightningModule):  # type: ignore[misc, name-defined]  # a class of
             "lists": ([optimizer], [{"scheduler": schedule, "interval": "step"}]),
             "dict": {"optimizer": optimizer, "lr_scheduler": schedule},
             "metric": {"optimizer": optimizer, "lr_scheduler": of_metric},
+            "monitor beside": {
+                "optimizer": optimizer,
+                "lr_scheduler": ReduceLROnPlateau(optimizer),
+                "monitor": "val_loss",
+            },
+            "monitor for nothing": {
+                "optimizer": optimizer,
+                "lr_scheduler": {"scheduler": schedule, "monitor": "val_loss"},
+            },
             "often": {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "frequency": 2}},
             "two": [optimizer, SGD(self.parameters(), lr=0.2)],
             "none": None,
@@ -97,7 +106,13 @@ def of_form(form: str) -> tuple[Lit, Optimizer]:
 
 @pytest.mark.parametrize(
     ("form", "interval", "kind"),
-    [("lists", "step", StepLR), ("dict", "epoch", StepLR), ("metric", "evaluation", ReduceLROnPlateau)],
+    [
+        ("lists", "step", StepLR),
+        ("dict", "epoch", StepLR),
+        ("metric", "evaluation", ReduceLROnPlateau),
+        ("monitor beside", "evaluation", ReduceLROnPlateau),
+        ("monitor for nothing", "epoch", StepLR),
+    ],
 )
 def test_usual_forms_of_configure_optimizers(form: str, interval: str, kind: type) -> None:
     """The optimizer and the schedule are those of the module, which the job must step when the module says."""
@@ -107,6 +122,9 @@ def test_usual_forms_of_configure_optimizers(form: str, interval: str, kind: typ
         lightning.training_step(model, BATCH)
     with pytest.raises(StateError, match=rf'steps its schedule by {interval}(.|\n)*interval = "{interval}"'):
         lightning.lr_scheduler(optimizer, "epoch" if interval == "step" else "step")
+    if interval == "evaluation":
+        with pytest.raises(StateError, match=r"metric = 'val_loss'"):
+            lightning.lr_scheduler(optimizer, "step")
     schedule = lightning.lr_scheduler(optimizer, interval)
     assert (type(schedule), schedule.optimizer) == (kind, optimizer)
     assert "loss" in lightning.training_step(model, BATCH)
@@ -155,6 +173,10 @@ def _refused(body: str) -> tuple[Any, str]:
         ("self.optimizers()", "asks its Trainer for"),
         ("self.logger.log_metrics({})", "asks its Trainer for logger"),
         ("self.log('total', 1.0, reduce_fx='sum')", "logs total with reduce_fx"),
+        (
+            "self.log('count', 3.0); return super().training_step(batch, batch_idx)",
+            "training_step logs count",
+        ),
         (
             "import torchmetrics; self.log('mean', torchmetrics.MeanMetric())",
             "logs mean, a MeanMetric",

@@ -527,6 +527,8 @@ class RunHistory:
         for node in self.nodes.values():
             node.leave()
         self.nodes = {}
+        # A generation whose supervisor could not record its end may have left these.
+        self._worker, self._node, self._hang = {}, {}, {}
         self.is_training = self.has_stopped = self.is_budget_spent = False
 
     def _run_ended(self, event: Record, at: float | None) -> None:
@@ -537,7 +539,7 @@ class RunHistory:
         self._end_group()
         if event["event"] != events.RUN_FAILED:
             return
-        if not self.stops or not self.stops[-1].explains_the_end:
+        if not self.has_stopped or not self.stops[-1].explains_the_end:
             self.stops.append(Stop.of(event, at, str(event.get("error")), {}, {}))
         self.stops[-1].verdict = str(event.get("why") or "the run failed")
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.system import records
 from elasticflow.system.json_lines import lines_from_end, lines_of
-from elasticflow.system.records import BadJsonError, Damage
+from elasticflow.system.records import BadJsonError, Damage, int_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,8 +30,8 @@ def parse(line: bytes | str) -> dict[str, Any] | None:
     except BadJsonError:
         return None
     data = line if isinstance(line, bytes) else line.encode("utf-8", "replace")
-    # JSON has control characters as \\uXXXX, except DEL and those of Latin-1.
-    may_act = any(mark in data for mark in (b"\\u", b"\\r", b"\\b", b"\\f", b"\x7f", b"\xc2", b"\xe2"))
+    # JSON has control characters behind a backslash, except DEL and those of Latin-1.
+    may_act = b"\\" in data or b"\x7f" in data or not data.isascii()
     return records.printable_in(record) if may_act else record
 
 
@@ -91,3 +92,19 @@ def newest_with(path: Path, key: str) -> Iterator[Record]:
                 return
             if mark in line and (record := parse(line)) is not None and record.get(key) is not None:
                 yield record
+
+
+def newest_evaluation(path: Path, last_step: float = math.inf) -> Record:
+    """Return the newest evaluation in *path* up to *last_step*; empty if there is none in its last 16 MB.
+
+    A script may evaluate on several sets after one step: the record has the metrics of all their lines.
+    """
+    found: Record = {}
+    for line in newest_with(path, "eval"):
+        if not isinstance(line["eval"], dict) or int_of(line, "step") > last_step:
+            continue
+        if found and line.get("step") != found.get("step"):
+            break
+        known = {key: value for key, value in found.items() if value is not None}
+        found = {**line, **known, "eval": {**line["eval"], **known.get("eval", {})}}
+    return found

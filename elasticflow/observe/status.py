@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from elasticflow.observe.history import RunHistory, began, state_of
-from elasticflow.observe.records import newest_with, tail
+from elasticflow.observe.records import newest_evaluation, newest_with, tail
 from elasticflow.observe.run_state import RunState
 from elasticflow.observe.terminal.activities import awaited_of
 from elasticflow.observe.terminal.formats import goodput, number, rfc3339
@@ -134,8 +134,8 @@ def read_status(folder: RunFolder) -> RunStatus:
     """Return the state of the run in *folder*; files that are not there yet count as empty."""
     state = state_of(folder)
     last_step = next(newest_with(folder.metrics, "loss"), {})
-    evaluation = next(newest_with(folder.metrics, "eval"), {})
-    status = _status(state, folder)
+    evaluation = newest_evaluation(folder.metrics)
+    status = status_of(state, folder)
     is_running = status == "running"
     step = max(state.step, int_of(last_step, "step"))
     pace = Pace()
@@ -144,7 +144,7 @@ def read_status(folder: RunFolder) -> RunStatus:
     history = RunHistory.newest(folder)
     committed = history.snapshot
     launched = state.launched or history.began
-    measured, raw = evaluation.get("eval"), evaluation.get("eval_raw")
+    raw = evaluation.get("eval_raw")
     now = replace(
         state,
         launch=state.launch or (folder.launch_numbers() or [0])[-1],
@@ -167,7 +167,7 @@ def read_status(folder: RunFolder) -> RunStatus:
         counted_per_s=run_files.rates_of(last_step),
         mfu=float_of(last_step, run_files.MFU),
         doing=awaited_of(state.activities, has_stepped=state.step > 0) if is_running else None,
-        evaluation=measured if isinstance(measured, dict) else {},
+        evaluation=evaluation.get("eval", {}),
         evaluated_step=evaluation.get("step"),
         weights=evaluation.get("weights"),
         evaluation_raw=raw if isinstance(raw, dict) else {},
@@ -190,7 +190,8 @@ def lost_of(folder: RunFolder) -> Ending | None:
     return ending_of(folder)
 
 
-def _status(state: RunState, folder: RunFolder) -> Status:
+def status_of(state: RunState, folder: RunFolder) -> Status:
+    """Return the way in which the run ended, or whether it still runs, where *state* is that of its state.json."""
     if state.status not in {None, "running"}:
         return state.status
     # The supervisor that wrote "running" may have been killed since; only the lock ends with it.

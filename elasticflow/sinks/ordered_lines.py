@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 20
 Record = dict[str, Any]
 Key = tuple[Any, ...]
+# Items of a key that tell its place; an item behind them is a name.
+_PLACE = 2
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Bookmark:
         offset: Position in bytes.
         length: Bytes of the last line that was read, with its newline.
         crc: CRC-32 of that line: if another line stands there now, the file was truncated.
-        key: The highest key of a line that was read; empty before the first.
+        key: The highest key of a line that was read, with the names of all lines read at its place; empty before the first.
     """
 
     offset: int = 0
@@ -55,13 +57,14 @@ class Bookmark:
 class OrderedLines:
     """Reads the lines of a file whose keys ascend, each key once, even if its end is cut off and written again.
 
+    A key is a place of up to two items; behind two may stand a name, by which several lines of one place are told apart.
     A line that is damaged when a later line is read is never read again, even if it is repaired.
 
     Attributes:
         path: The file; it may be absent.
         key_of: Returns a record's key; None for a line that is no record.
-        is_strict: True: a line whose key is not higher than all keys before is left out, since it was read before or is
-            damaged. False: keys only help to find the place again after the end of the file was replaced.
+        is_strict: True: a line is left out if its place is not higher than all before, unless its name is new there: it was
+            read before or is damaged. False: keys only help to find the place again after the end of the file was replaced.
     """
 
     path: Path
@@ -91,9 +94,10 @@ class OrderedLines:
             for line in lines:
                 record, key = self._parsed(line)
                 highest = mark.key
-                if record is not None and key is not None and (not self.is_strict or key > highest):
+                if record is not None and key is not None and (not self.is_strict or _is_new(key, highest)):
                     records.append(record)
-                    highest = max(key, highest)
+                    is_same_place = key[:_PLACE] == highest[:_PLACE]
+                    highest = (*highest, *key[_PLACE:]) if is_same_place else max(key, highest)
                 mark = Bookmark(mark.offset + len(line), len(line), zlib.crc32(line), highest)
                 if len(records) == most:
                     break
@@ -110,7 +114,8 @@ class OrderedLines:
                 if len(line) == mark.length and zlib.crc32(line) == mark.crc:
                     return Bookmark(end, len(line), mark.crc, mark.key)
                 key = self._parsed(line)[1]
-                if by_key is None and key is not None and key <= mark.key:
+                # In a strict file the lines of the same place are read again, and told apart by their names.
+                if by_key is None and key is not None and _is_before(key, mark.key, same=not self.is_strict):
                     by_key = Bookmark(end, len(line), zlib.crc32(line), mark.key)
                     if self.is_strict:
                         break
@@ -122,6 +127,15 @@ class OrderedLines:
         except BadJsonError:
             return None, None
         return record, self.key_of(record)
+
+
+def _is_new(key: Key, highest: Key) -> bool:
+    is_named = key[:_PLACE] == highest[:_PLACE] and key[_PLACE:] and key[_PLACE] not in highest[_PLACE:]
+    return bool(is_named) or key[:_PLACE] > highest[:_PLACE]
+
+
+def _is_before(key: Key, other: Key, *, same: bool) -> bool:
+    return key[:_PLACE] < other[:_PLACE] or (same and key == other)
 
 
 def _stands(descriptor: int, mark: Bookmark) -> bool:

@@ -283,8 +283,11 @@ def _figures(happened: list[EventRecord], position: Position) -> tuple[list[Poin
 
 
 def _key_of_metrics(record: Record) -> Key | None:
-    step = record.get("step")
-    return (step, "eval" in record) if type(step) is int else None
+    step, metrics = record.get("step"), record.get("eval")
+    if type(step) is not int:
+        return None
+    # A script may evaluate on several sets after one step.
+    return (step, True, " ".join(metrics)) if isinstance(metrics, dict) else (step, "eval" in record)
 
 
 def _key_of_event(record: Record) -> Key | None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from elasticflow.protocol.trajectory_record import Record
 
@@ -91,6 +91,15 @@ def compare_bits(reference: Sequence[Record], other: Sequence[Record]) -> RunCom
     difference = _earlier(difference, _missing(reference, other))
     values = max((len(r.digests) for r in expected.values()), default=0)
     return RunComparison(len(expected.keys() & done.keys()), redone(other), difference, values)
+
+
+def evaluated_in(lines: Iterable[Mapping[str, Any]]) -> Evaluated:
+    """Return the evaluations on *lines* of metrics.jsonl; after one step, a script may evaluate on several sets."""
+    found: Evaluated = {}
+    for line in lines:
+        if isinstance(line.get("eval"), dict):
+            found[int(line["step"])] = {**found.get(int(line["step"]), {}), **line["eval"]}
+    return found
 
 
 def with_evaluations(comparison: RunComparison, reference: Evaluated, other: Evaluated) -> RunComparison:

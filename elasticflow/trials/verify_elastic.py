@@ -153,10 +153,7 @@ class _Verifying:
         records = played.play(self._begin(trial))
         if self._subject.is_exact is None:
             self._is_exact = played.is_exact
-        lines = read(played.run.metrics)
-        self._evaluated[played.run] = {
-            int(line["step"]): line["eval"] for line in lines if isinstance(line.get("eval"), dict)
-        }
+        self._evaluated[played.run] = compare_runs.evaluated_in(read(played.run.metrics))
         if not self._is_kept:
             # Snapshots of a large model could fill the disk.
             shutil.rmtree(played.run.path, ignore_errors=True)

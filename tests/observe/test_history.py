@@ -48,12 +48,16 @@ def test_a_killed_worker_is_a_stop_with_what_followed() -> None:
 
 
 def test_a_run_that_fails_ends_with_the_stop_that_nothing_came_back_from() -> None:
-    """Its verdict stands at that stop; after a step since, or a stop that was wanted, it is one of its own."""
+    """Its verdict stands at that stop; after a step since, a stop that was wanted, or in a later launch, it is one of its own."""
     ended = event(5, events.GENERATION_ENDED, class_="crash", reason="r", step=4)
     failed = event(6, events.RUN_FAILED, class_="crash", error="e", why="budget", step=4)
     back = event(5.5, events.TRAINING_FIRST_STEP, 2, step=5, seconds_since_failure=0.5)
     drained = {**ended, "class": "drained"}
+    launched = event(5.2, events.RUN_STARTED, launch=2)
     assert [("r", "budget")] == [(stop.reason, stop.verdict) for stop in RunHistory.of([ended, failed]).stops]
+    assert [("r", None), ("e", "budget")] == [
+        (stop.reason, stop.verdict) for stop in RunHistory.of([ended, launched, failed]).stops
+    ]
     assert [("r", None), ("e", "budget")] == [
         (stop.reason, stop.verdict) for stop in RunHistory.of([ended, back, failed]).stops
     ]
@@ -115,6 +119,21 @@ def test_a_launch_begins_without_what_the_one_before_left() -> None:
     assert (history.is_training, dict(history.nodes), history.seconds) == (False, {}, 3.0)
     assert [(pause.at, pause.seconds) for pause in history.pauses] == [(3.0, 100.0)]
     assert (history.generations[1].first_step_s, history.generations[1].ended_s) == (3.0, 3.0)
+
+
+def test_a_failure_whose_end_no_one_recorded_is_not_the_next_launch_s() -> None:
+    """The supervisor was killed right behind it; in the next launch a node is lost."""
+    history = RunHistory.of(
+        [
+            event(1, events.HANG_DETECTED, phase="data", stacks="logs/stacks"),
+            event(2, events.WORKER_FAILED, rank=1, error="killed by SIGKILL"),
+            event(3, events.RUN_STARTED, 1, launch=2),
+            event(4, events.NODE_LOST, 2, node="n1", error="no word for 5 s"),
+            event(5, events.GENERATION_ENDED, 2, class_="node_lost", reason="r", step=4),
+        ]
+    )
+    (stop,) = history.stops
+    assert ("node n1: no word for 5 s", None, None) == (stop.headline, stop.phase, stop.stacks)
 
 
 def test_a_history_that_forgets_stays_small_and_knows_what_is_true_now() -> None:

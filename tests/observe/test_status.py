@@ -10,7 +10,7 @@ from elasticflow.observe.run_state import RunningWorker
 from elasticflow.observe.standbys import NodeStandbys, in_words
 from elasticflow.observe.status import is_locked, read_status
 from elasticflow.run_folder import RunFolder
-from tests.observe.hand_made import START, event, step
+from tests.observe.hand_made import START, evaluation, event, step
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,6 +50,19 @@ def test_an_evaluation_long_ago_is_still_the_newest(run: Path) -> None:
     status = read_status(RunFolder(run))
     assert (status.step, status.evaluated_step, status.best) == (2999, 40, 0.96)
     assert status.evaluation == {"loss": 0.1, "accuracy": 0.95}
+
+
+def test_all_evaluations_of_the_newest_step_are_shown(run: Path) -> None:
+    """A script may evaluate on several sets after a step; only one of their lines may have a best value."""
+    ranked = evaluation(4, 47, 0.97, 0.97)
+    more = [
+        {**ranked, "eval": {f"{name}.loss": value}, "best": None} for name, value in (("a", 0.2), ("b", 0.3))
+    ]
+    with (run / "metrics.jsonl").open("a") as file:
+        file.writelines(f"\n{json.dumps(line)}" for line in (ranked, *more))
+    status = read_status(RunFolder(run))
+    assert {"loss": 0.1, "accuracy": 0.97, "a.loss": 0.2, "b.loss": 0.3} == status.evaluation
+    assert (47, 0.97) == (status.evaluated_step, status.best)
 
 
 def test_running_with_a_held_lock_is_running(run: Path) -> None:

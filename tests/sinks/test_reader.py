@@ -79,6 +79,25 @@ def test_steps_done_again_give_no_second_point(written: Written) -> None:
     assert [(6, 6.002), (7, 7.002), (8, 8.002)] == losses(after)
 
 
+def test_each_evaluation_of_a_step_is_a_point_once(written: Written) -> None:
+    """A script may evaluate on several sets after one step; in any order, with restarts between, and where some were done again."""
+
+    def evaluation(name: str, step: int = 1) -> dict[str, object]:
+        return {"generation": 1, "step": step, "eval": {f"{name}.loss": 0.5}, "time": 7.5}
+
+    written.metrics([step_line(1), evaluation("val"), evaluation("test")])
+    first, position = read_all(written, Position(), most=1)
+    written.cut_metrics(1)
+    written.metrics(
+        [evaluation("test"), evaluation("extra"), evaluation("val"), step_line(2), evaluation("val", 2)]
+    )
+    second, _ = read_all(written, position, most=1)
+
+    assert ["eval/val.loss", "eval/test.loss"] == [name for point in first[1:] for name in point.values]
+    assert ["eval/extra.loss"] == list(second[0].values)
+    assert [1, 2, 2] == [point.step for point in second]
+
+
 def test_restarts_and_world_sizes_are_points(written: Written) -> None:
     """One at each begin of training; a resize is no restart, and the count resumes from the position."""
     started = events.TRAINING_STARTED

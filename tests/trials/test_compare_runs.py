@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -193,3 +194,13 @@ def test_what_evaluations_measured_is_compared_with_the_bits() -> None:
     assert found == compare_runs.Divergence(5, "evaluation: val.f1", "0.5", "0.25")
     earlier = replace(same, difference=compare_runs.Divergence(3, "model.weight", "a", "b"))
     assert compare_runs.with_evaluations(earlier, reference, other).difference == earlier.difference
+
+
+def test_all_evaluations_of_a_step_are_compared() -> None:
+    """A script may evaluate on several sets after one step, each with a line of its own."""
+    lines: list[dict[str, Any]] = [
+        {"step": 5, "loss": 1.0},
+        {"step": 5, "eval": {"val.loss": 0.5}},
+        {"step": 5, "eval": {"test.loss": 0.25}},
+    ]
+    assert {5: {"val.loss": 0.5, "test.loss": 0.25}} == compare_runs.evaluated_in(lines)

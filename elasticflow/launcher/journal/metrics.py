@@ -110,7 +110,7 @@ class Metrics:
 
     def _missing(self, last: int, step: int) -> list[EventRecord]:
         """Return the lines of the steps after *last*, up to *step*, from the rank logs of all generations."""
-        lines: dict[tuple[int, bool], EventRecord] = {}
+        lines: dict[tuple[int, str], EventRecord] = {}
         for generation in sorted(_generations(self._folder)):
             for record in _metrics_in(self._folder.rank_log(generation, 0)):
                 if last < record["step"] <= step:
@@ -140,8 +140,10 @@ def _is_metrics(record: EventRecord) -> bool:
     return type(record.get("step")) is int
 
 
-def _key(record: EventRecord) -> tuple[int, bool]:
-    return record["step"], "eval" in record
+def _key(record: EventRecord) -> tuple[int, str]:
+    """Return the place of a line: a step's is before its evaluations', of which a script may make several after one step."""
+    metrics = record.get("eval", {})
+    return record["step"], " ".join(metrics) if isinstance(metrics, dict) else "eval"
 
 
 def _metrics_in(log: Path) -> list[EventRecord]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import marshal
 import operator
+from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -141,7 +142,8 @@ class StatefulPart:
     def _encode(self, value: Any, *, in_place: bool = False) -> tuple[Any, TensorSet]:
         encoder = Encoder(in_place=in_place)
         try:
-            tree = encoder.encode(value, self.name)
+            # A module's own state is an OrderedDict, by torch's way: what reads it takes any dict.
+            tree = encoder.encode(dict(value) if type(value) is OrderedDict else value, self.name)
         except RecursionError:
             raise StateError(f"{self.name} is nested too deeply, or holds itself") from None
         encoder.finish()
@@ -251,7 +253,8 @@ class OptimizerPart(StatefulPart):
             values = [object()]
         return [
             *chain.from_iterable(map(dict.values, state_hooks_of(optimizer))),
-            *chain.from_iterable(group["params"] for group in optimizer.param_groups),
+            # A group ends its parameters: one of them may move to the next group.
+            *chain.from_iterable((*group["params"], group) for group in optimizer.param_groups),
             *optimizer.state,
             *values,
         ]

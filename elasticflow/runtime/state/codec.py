@@ -1,7 +1,8 @@
 """State as JSON plus tensors, without pickle, and back; tensors of a snapshot are read when they are asked for.
 
 Values of JSON stand for themselves. What JSON lacks is an object with one key: `$tensor` (a stored tensor),
-`$scalar` (an element of a packed vector), `$float` (inf, nan), `$tuple`, `$dict` (keys that are not text), `$counter`.
+`$scalar` (an element of a packed vector), `$float` (inf, nan), `$tuple`, `$dict` (keys that are not text), `$ordered`
+(an OrderedDict), `$counter`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 from abc import abstractmethod
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
+from enum import Enum
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +41,11 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.read.load import LoadedSnapshot
 
 # Subclasses of these would come back as plain ones.
-_DICTS = (dict, OrderedDict)
+_DICTS: dict[type, str] = {
+    dict: StateMark.DICT,
+    OrderedDict: StateMark.ORDERED,
+    Counter: StateMark.COUNTER,
+}
 _REMEDY = "state may hold numbers, text, lists, tuples, dicts and tensors"
 
 
@@ -76,20 +82,14 @@ class Encoder:
         if value is None or isinstance(value, Tensor):
             return None if value is None else self._tensor(value, path)
         cls = type(value)
-        if cls is bool or cls is int or isinstance(value, str):
+        if cls is bool or cls is int or _is_text(value):
             return value
         if isinstance(value, float):
             return float(value) if math.isfinite(value) else {StateMark.FLOAT: str(float(value))}
-        if cls is Counter:
-            return {
-                StateMark.COUNTER: [[_key(k, path), self.encode(v, f"{path}/{k}")] for k, v in value.items()]
-            }
-        if cls in _DICTS:
-            if all(isinstance(key, str) and not key.startswith("$") for key in value):
-                return {key: self.encode(item, f"{path}/{key}") for key, item in value.items()}
-            return {
-                StateMark.DICT: [[_key(k, path), self.encode(v, f"{path}/{k}")] for k, v in value.items()]
-            }
+        if cls is dict and all(_is_text(key) and not key.startswith("$") for key in value):
+            return {key: self.encode(item, f"{path}/{key}") for key, item in value.items()}
+        if (mark := _DICTS.get(cls)) is not None:
+            return {mark: [[_key(k, path), self.encode(v, f"{path}/{k}")] for k, v in value.items()]}
         if cls is tuple:
             return {StateMark.TUPLE: [self.encode(item, f"{path}/{i}") for i, item in enumerate(value)]}
         if cls is list:
@@ -277,8 +277,7 @@ class Decoder:
                 return self._tensor(value.key, value.index, live if isinstance(live, Tensor) else None)
             case dict():
                 inside = live if isinstance(live, dict) else {}
-                made = {key: self._filled(item, inside.get(key)) for key, item in value.items()}
-                return Counter(made) if isinstance(value, Counter) else made
+                return type(value)({key: self._filled(item, inside.get(key)) for key, item in value.items()})
             case list() | tuple():
                 rest = live if isinstance(live, list | tuple) else ()
                 pairs = zip_longest(value, rest[: len(value)])
@@ -334,13 +333,18 @@ class Decoder:
 
 def _key(key: Any, path: str) -> Any:
     """Return a dict's key as JSON."""
-    if key is None or type(key) in (bool, int) or isinstance(key, str):
+    if key is None or type(key) in (bool, int) or _is_text(key):
         return key
     if isinstance(key, float):
         return float(key) if math.isfinite(key) else {StateMark.FLOAT: str(float(key))}
     if type(key) is tuple:
         return {StateMark.TUPLE: [_key(item, path) for item in key]}
     raise StateError(f"{path} has a key that is a {_named(type(key))}, which a snapshot cannot hold", _REMEDY)
+
+
+def _is_text(value: Any) -> bool:
+    # A member of an enumeration would come back as another object: `phase is Phase.WARMUP` would be false.
+    return isinstance(value, str) and not isinstance(value, Enum)
 
 
 def _named(cls: type) -> str:

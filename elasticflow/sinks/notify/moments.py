@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from elasticflow import errors, events
 from elasticflow.observe.history import RunHistory
-from elasticflow.observe.records import newest_with
+from elasticflow.observe.records import newest_evaluation, newest_with
 from elasticflow.observe.terminal.formats import parts_of, plural, span, took
 from elasticflow.sinks.reader import Position, Reader
 from elasticflow.system.records import float_of, int_of, printable_in, text_of
@@ -221,11 +221,7 @@ def _finished(record: Record) -> str:
 
 def _measured(folder: RunFolder, step: int) -> dict[str, Any]:
     """Return the newest loss and metrics of the evaluation at *step* or before."""
-    trained, evaluated = (
-        next((line for line in newest_with(folder.metrics, key) if int_of(line, "step") <= step), {})
-        for key in ("loss", "eval")
-    )
+    trained = next((line for line in newest_with(folder.metrics, "loss") if int_of(line, "step") <= step), {})
     measured = {"loss": trained["loss"]} if trained else {}
-    if isinstance(metrics := evaluated.get("eval"), dict):
-        measured |= {f"eval/{name}": value for name, value in metrics.items()}
-    return measured
+    metrics = newest_evaluation(folder.metrics, step).get("eval", {})
+    return {**measured, **{f"eval/{name}": value for name, value in metrics.items()}}

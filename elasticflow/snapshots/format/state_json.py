@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,6 +35,7 @@ class StateMark:
         FLOAT: A number that JSON lacks: "inf", "-inf", "nan".
         TUPLE: A tuple, as a list.
         COUNTER: A `collections.Counter`, as pairs.
+        ORDERED: A `collections.OrderedDict`, as pairs.
         DICT: A dict with a key that is no text, or looks like a mark, as pairs.
     """
 
@@ -43,7 +44,16 @@ class StateMark:
     FLOAT: Final = "$float"
     TUPLE: Final = "$tuple"
     COUNTER: Final = "$counter"
+    ORDERED: Final = "$ordered"
     DICT: Final = "$dict"
+
+
+_DICTS: dict[str, type[dict[Any, Any]]] = {
+    StateMark.COUNTER: Counter,
+    StateMark.ORDERED: OrderedDict,
+    StateMark.DICT: dict,
+}
+_MARKS = frozenset({*_DICTS, StateMark.TENSOR, StateMark.SCALAR, StateMark.FLOAT, StateMark.TUPLE})
 
 
 class UnknownMarkError(SnapshotError):
@@ -115,23 +125,12 @@ def _values_in(value: dict[str, Any] | list[Any], tensors: Mapping[str, WholeTen
             return []
         case StateMark.TUPLE, list():
             return content
-        case ((StateMark.COUNTER | StateMark.DICT), list()) if all(map(_is_pair, content)):
+        case _, list() if mark in _DICTS and all(map(_is_pair, content)):
             return [item for _, item in content]
-        case (
-            (
-                StateMark.TENSOR
-                | StateMark.SCALAR
-                | StateMark.FLOAT
-                | StateMark.TUPLE
-                | StateMark.COUNTER
-                | StateMark.DICT
-            ),
-            _,
-        ):
-            pass
         case _:
             # A mark of another version: `decode` names it.
-            return []
+            if mark not in _MARKS:
+                return []
     raise DamagedSnapshotError(f"{STATE_FILE} holds {printable(value)}, which nothing writes")
 
 
@@ -191,10 +190,8 @@ def decode(value: Any, tensor: Callable[[Ref], Any] = lambda ref: ref) -> Any:
             return float(content)
         case StateMark.TUPLE:
             return tuple(decode(item, tensor) for item in content)
-        case StateMark.COUNTER:
-            return Counter({decode(key): decode(count, tensor) for key, count in content})
-        case StateMark.DICT:
-            return {decode(key): decode(item, tensor) for key, item in content}
+        case _ if mark in _DICTS:
+            return _DICTS[mark]({decode(key): decode(item, tensor) for key, item in content})
         case _:
             raise UnknownMarkError(mark)
 
@@ -207,7 +204,7 @@ def replace_refs(value: Any, by: Callable[[Ref], Any]) -> Any:
         case Counter():
             return value
         case dict():
-            return {key: replace_refs(item, by) for key, item in value.items()}
+            return type(value)({key: replace_refs(item, by) for key, item in value.items()})
         case list() | tuple():
             return type(value)(replace_refs(item, by) for item in value)
         case _:

@@ -97,6 +97,26 @@ def test_lines_the_supervisor_did_not_live_to_write_come_from_the_rank_logs(fold
     assert expected == [(r["step"], r["generation"]) for r in _read(folder.metrics)]
 
 
+@pytest.mark.parametrize("is_late", [False, True], ids=["from the rank log", "from a node that tells late"])
+def test_several_evaluations_of_one_step_all_come_back(folder: RunFolder, *, is_late: bool) -> None:
+    """A script may evaluate on several sets after a step: each has its line, in a file that lacked all of them."""
+    lines = [_line(2), *({**_evaluation(2), "eval": {f"{name}.loss": 0.5}} for name in ("val", "test"))]
+    if not is_late:
+        log = AppendedLines(folder.rank_log(1, 0))
+        log.append([{"origin": events.OURS, **line} for line in lines])
+        log.close()
+    metrics = Metrics(folder)
+    metrics.add([_line(1)])
+    metrics.settle(2, 2)
+    metrics.add(lines if is_late else [])
+    metrics.close()
+
+    assert [1, 2, 2, 2] == [line["step"] for line in _read(folder.metrics)]
+    assert {"val.loss", "test.loss"} == {
+        name for line in _read(folder.metrics) for name in line.get("eval", {})
+    }
+
+
 def test_torn_last_line_is_cut(folder: RunFolder) -> None:
     """A line torn by a crash does not swallow the next one."""
     folder.path.mkdir(parents=True)

@@ -137,6 +137,12 @@ def iter_numbers() -> Iterator[int]:
     yield 1
 
 
+def test_numbers_in_a_row_are_told_apart() -> None:
+    """Rows of small numbers, as of a table: (1, 23) is not (12, 3)."""
+    rows = [(1, 23), (12, 3), (123, ""), ([1], 23), ([12], 3)]
+    assert len(rows) == len({digest_of(row)[0] for row in rows})
+
+
 def test_what_cannot_be_looked_into_is_named() -> None:
     """Its attributes are seen all the same; a lock holds nothing."""
     digest, unseen = digest_of([Closed(1)])

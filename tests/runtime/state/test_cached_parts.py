@@ -174,6 +174,20 @@ def test_change_is_seen(change: Callable[..., None], make: Callable[..., Optimiz
     assert content(State(**parts)) == content(state)
 
 
+def test_a_parameter_that_moves_to_the_next_group_is_seen() -> None:
+    """The same parameters in the same order, in other groups."""
+    model = Net()
+    first, *others = model.parameters()
+    groups: list[dict[str, Any]] = [{"params": others}, {"params": [first], "lr": 0.5}]
+    optimizer = AdamW(groups)
+    parts: dict[str, Any] = {"model": model, "optimizer": optimizer}
+    state = State(**parts)
+    content(state)
+    one, two = optimizer.param_groups
+    two["params"].insert(0, one["params"].pop())
+    assert content(State(**parts)) == content(state)
+
+
 def test_nothing_is_read_again_while_nothing_changes() -> None:
     """From step to step the tensors, the shards and the views of a staging buffer are the same objects."""
     model, optimizer, parts = built()

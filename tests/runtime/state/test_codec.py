@@ -7,6 +7,7 @@ import math
 import tempfile
 import uuid
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -224,6 +225,12 @@ def test_odd_module(tmp_path: Path) -> None:
 Point = namedtuple("Point", "x y")  # noqa: PYI024  # the kind people have
 
 
+class Phase(StrEnum):
+    """A text, whose members scripts compare by `is`."""
+
+    WARMUP = "warmup"
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -233,6 +240,8 @@ Point = namedtuple("Point", "x y")  # noqa: PYI024  # the kind people have
         (lambda: b"x", "/value is a builtins.bytes"),
         (lambda: Point(1, 2), f"/value is a {__name__}.Point"),
         (lambda: defaultdict(int), "/value is a collections.defaultdict"),
+        (lambda: Phase.WARMUP, f"/value is a {__name__}.Phase"),
+        (lambda: {Phase.WARMUP: 1}, f"/value has a key that is a {__name__}.Phase"),
         (lambda: torch.Size([1]), "/value is a torch.Size"),
         (lambda: torch.float32, "/value is a torch.dtype"),
         (torch.Generator, "/value is a torch._C.Generator"),
@@ -331,12 +340,11 @@ def test_value_of_another_version_is_refused() -> None:
 
 
 def test_ordered_dict_and_numbers_of_numpy() -> None:
-    """An OrderedDict comes back as a dict, a float of numpy as a float: equal values, plain types."""
+    """An OrderedDict comes back as one, which can `move_to_end`; a float of numpy comes back as a float."""
     import numpy as np
 
-    found = after_files({"o": OrderedDict(b=1, a=2), "f": np.float64(0.1)})
-    assert found == {"o": {"b": 1, "a": 2}, "f": 0.1}
-    assert list(found["o"]) == ["b", "a"]
+    found = after_files({"o": OrderedDict(b=torch.ones(2), a={1: 2}), "f": np.float64(0.1)})
+    assert equal({"o": OrderedDict(b=torch.ones(2), a={1: 2}), "f": 0.1}, found)
     with pytest.raises(StateError, match=r"include\.thing/value is a numpy\.int64, which"):
         holding(np.int64(1)).capture()
 

@@ -23,6 +23,7 @@ STATE: dict[str, Any] = {
         "model": {"w": {"$tensor": "model/w"}, "n": {"$scalar": ["scalars", 2]}},
         "optimizer": {"state": {"$dict": [[0, {"lr": {"$float": "inf"}}], [{"$tuple": [1, 2]}, {"$tuple": [1]}]]}},
         "include.seen": {"$counter": [["a", 3]]},
+        "include.kept": {"$ordered": [["a", {"$dict": []}]]},
         "parameters": [["model/w", None]],
     },
 }  # fmt: skip
