@@ -92,7 +92,9 @@ class ScriptChecks:
             self._worker.event(events.STATE_LEFT_OUT, name=name, type=kind)
             argument = f"run.keep({argument_for(name)}={name})"
             if kind == COUNTER:
-                argument += ", and set it from run.kept, or keep its object, with a state_dict and a load_state_dict,"
+                argument += (
+                    ", and set it from run.kept, or keep its object, with a state_dict and a load_state_dict,"
+                )
             self.tell(f"no snapshot holds {name}, a {kind}: {argument} if a step depends on it")
 
     def _check_count(self, counted: int, batch: Batch) -> None:

@@ -231,6 +231,8 @@ def found_in(state: State, variables: Mapping[str, Any]) -> Iterator[Found]:
             yield Found(path, value, is_told=has_parameters)
         elif _holds_all(value, weights):
             yield Found(path, value, is_told=False, is_copy=True)
+        elif _is_environment(value):
+            yield Found(path, value, is_told=True)
         elif depth < _DEEPEST and _is_followed(value):
             waiting.extend((inner, each, depth + 1) for inner, each in _members(path, value))
 
@@ -259,7 +261,9 @@ def _numbers_of(path: str, holder: Any, kept_ids: set[int]) -> Iterator[tuple[st
         where, value, depth = waiting.popleft()
         if type(value) in (int, float):
             yield where, value
-        elif depth == 0 or (is_schedule and depth <= _DEEPEST and _is_followed(value) and id(value) not in seen):
+        elif depth == 0 or (
+            is_schedule and depth <= _DEEPEST and _is_followed(value) and id(value) not in seen
+        ):
             seen.add(id(value))
             waiting.extend((inner, each, depth + 1) for inner, each in _members(where, value))
 
@@ -340,6 +344,13 @@ def _has_state(value: Any, kept_tensors: set[int]) -> bool:
         return False  # a wrapper of what has none: Accelerate's DataLoader (1.15)
     except Exception:  # noqa: BLE001  # whatever the script's own object raises: it is only looked for
         return True
+
+
+def _is_environment(value: Any) -> bool:
+    """Return True for what an agent plays in, by the names that gymnasium gave its methods: it stands in the middle of an episode."""
+    kind = type(value)
+    has_space = hasattr(kind, "action_space") or "action_space" in getattr(value, "__dict__", {})
+    return has_space and all(callable(getattr(kind, name, None)) for name in ("reset", "step"))
 
 
 def _own_state(module: nn.Module, kept_tensors: set[int]) -> dict[str, Tensor]:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 # Subclasses of these would come back as plain ones.
 _DICTS = (dict, OrderedDict)
-_REMEDY = "state may hold numbers, text, lists, tuples, dicts and tensors"
+_REMEDY = "state may hold numbers, text, lists, tuples, dicts and tensors; bytes as torch.frombuffer(bytearray(data), dtype=torch.uint8)"
 
 
 class Encoder:

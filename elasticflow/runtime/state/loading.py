@@ -157,8 +157,7 @@ def load(stateful: Any, state: Any) -> None:
 def in_place(optimizers: Iterable[Optimizer]) -> Callable[[], None]:
     """Return a function to call after loading: each optimizer's groups and state are then the objects that they are now.
 
-    `Optimizer.load_state_dict` makes new ones. An optimizer that shares them with the one inside it, as SAM does, and a schedule
-    of the script that holds a group would go on with the old ones.
+    `Optimizer.load_state_dict` makes new ones, of which neither the optimizer inside SAM nor a schedule that holds a group learns.
     """
     plain = [each for each in optimizers if {"param_groups", "state"} <= vars(each).keys()]
     before = [(each, each.param_groups, list(each.param_groups), each.state) for each in plain]

@@ -356,6 +356,6 @@ def _stateful(name: str, value: Any) -> Any:
             )
             raise StateError(
                 f"{_INCLUDE}{name} is {what}, without a `{method}` to call",
-                "name an object that has the methods state_dict() and load_state_dict(state)",
+                "give its class the methods state_dict() and load_state_dict(state); a loop of your own may keep its numbers by name",
             )
     return value

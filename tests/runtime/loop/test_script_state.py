@@ -356,6 +356,31 @@ def test_a_number_that_changes_beside_an_optimizer_is_told(me: Any) -> None:
     assert script.told == {"warmup.n_steps": "number that changes with the steps"}
 
 
+class Environment:
+    """What an agent plays in."""
+
+    def __init__(self) -> None:
+        self.action_space, self.time = 2, 0
+
+    def reset(self) -> None:
+        """Begin an episode."""
+        self.time = 0
+
+    def step(self) -> None:
+        """Go on."""
+        self.time += 1
+
+
+def test_an_environment_is_told(me: Any) -> None:
+    """A restart would begin its episode anew: told, and never refused, since the script may reset it before each step."""
+    script = Script(me)
+    envs = [Environment()]
+    script.keep()
+    script.step(lambda: [each.step() for each in envs])
+    script.step(lambda: [each.step() for each in envs])
+    assert script.told == {"envs[0]": f"{__name__}.Environment"}
+
+
 class Phases:
     """A schedule by hand that counts in its phases, and may have a state of its own."""
 
