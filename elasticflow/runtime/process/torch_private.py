@@ -153,7 +153,7 @@ def collectives_so_far() -> int:
     """Return how many collectives this process has begun in the default group; 0 where there is none."""
     if not dist.is_initialized():
         return 0
-    return int(dist.distributed_c10d._get_default_group()._get_sequence_number_for_group())
+    return int(dist.distributed_c10d._get_default_group()._get_sequence_number_for_group())  # type: ignore[attr-defined]
 
 
 def has_plain_state(module: nn.Module) -> bool:
