@@ -165,9 +165,11 @@ def in_place(optimizers: Iterable[Optimizer]) -> Callable[[], None]:
     def put_back() -> None:
         loaded = [([dict(group) for group in each.param_groups], dict(each.state)) for each, *_ in before]
         for (optimizer, groups, dicts, state), (new_groups, new_state) in zip(before, loaded, strict=True):
-            for old, new in (*zip(dicts, new_groups, strict=True), (state, new_state)):
+            for old, new in zip(dicts, new_groups, strict=True):
                 old.clear()
                 old.update(new)
+            state.clear()
+            state.update(new_state)
             optimizer.param_groups, optimizer.state = groups, state
 
     return put_back

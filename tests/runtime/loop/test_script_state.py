@@ -376,8 +376,9 @@ def test_an_environment_is_told(me: Any) -> None:
     script = Script(me)
     envs = [Environment()]
     script.keep()
-    script.step(lambda: [each.step() for each in envs])
-    script.step(lambda: [each.step() for each in envs])
+    for _ in range(2):
+        envs[0].step()
+        script.step()
     assert script.told == {"envs[0]": f"{__name__}.Environment"}
 
 
@@ -410,7 +411,9 @@ def test_a_number_in_the_phases_of_a_schedule_is_told_unless_the_schedule_is_kep
     trainer.model = script.model  # type: ignore[attr-defined]
     script.keep(**({"schedule": schedule, "trainer": trainer} if is_kept else {}))
     for _ in range(2):
-        script.step(lambda: [each.phases[0].step() for each in (schedule, trainer)])
+        schedule.phases[0].step()
+        trainer.phases[0].step()
+        script.step()
 
     told = {} if is_kept else {"schedule.phases[0].n_steps": "number that changes with the steps"}
     assert script.told == told
