@@ -288,6 +288,12 @@ TRAINING_STOPPED = Event(
     ("reason", "by_rank"),
     emitter="worker",
 )
+TRAINING_LEFT = Event(
+    "training.left",
+    "all ranks leave before the last step, as one of them was asked to: the run is not finished",
+    (),
+    emitter="worker",
+)
 TRAINING_FINISHED = Event(
     "training.finished", "the last step is finished", ("epoch", "samples", "best"), emitter="worker"
 )

@@ -213,6 +213,8 @@ def leave(
 
 
 def _code_of_leaving(worker: Worker) -> int:
+    if worker.rank == 0:
+        worker.event(events.TRAINING_LEFT)
     return errors.INTERRUPTED if worker.identity.started_by == "python" else errors.FINISHED
 
 

@@ -85,6 +85,7 @@ class Generation:
         is_on_cpu: Training has started, on the CPU.
         restored_from: Name of the snapshot that all ranks resumed from, once they had verified it.
         is_finished: Rank 0 has said that training reached its end.
+        has_left: Rank 0 has said that all ranks leave before that end, as they were asked to.
         stopped: Why the job's own code ended training before its length, if it did.
         is_stopping: The generation's workers are being killed, since one has failed or a node is lost.
         drain: Why its workers were asked to exit, if they were.
@@ -106,6 +107,7 @@ class Generation:
     is_on_cpu: bool = False
     restored_from: str | None = None
     is_finished: bool = False
+    has_left: bool = False
     stopped: str | None = None
     is_stopping: bool = False
     drain: Drain | None = None
@@ -142,6 +144,8 @@ class Generation:
                 self.stopped = f"{by}{line['reason']}"
             case events.TRAINING_FINISHED:
                 self.is_finished = True
+            case events.TRAINING_LEFT:
+                self.has_left = True
             case _:
                 pass
 

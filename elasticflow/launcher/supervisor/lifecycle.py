@@ -422,7 +422,8 @@ class Lifecycle:
     def _workers_left(self, generation: Generation) -> None:
         """All workers exited with code 0: the end of training, or a drain."""
         drain, stopped = generation.drain, generation.stopped
-        if generation.is_finished or (self._script is not None and drain is None):
+        # A script that never joined tells nothing but its exit code.
+        if generation.is_finished or (self._script is not None and drain is None and not generation.has_left):
             end = (
                 "training reached its end" if generation.is_finished else "the script ended, with exit code 0"
             )

@@ -130,7 +130,7 @@ class Run:
         self._wrapped: set[int] = set()  # `id` of the parameters that were trained when `wrap` was called
         self._is_training = self._is_over = self._counts_on_snapshot = False
         # The code behind `step` in this pass belongs to the step: what is due is taken before the next pass.
-        self._is_owing = self._is_in_steps = False
+        self._is_owing = self._is_in_steps = self._are_steps_over = False
         self._began_after = 0  # step
         self._quiet_steps = 0  # after which nothing is due but their line: see `_step_quietly`
 
@@ -144,12 +144,13 @@ class Run:
         """True if training has ended, and not only this launch: for work that is done once, after the loop.
 
         Training has ended if no step is left, the ranks agreed on `stop`, or the loop was left by break. `finish`, the exit code
-        and the next start go by this property.
+        and the next start go by this property. A loop without `batches`, `epochs` and `steps` ends where `finish` is called: there
+        `not should_leave` says the same behind the loop.
         """
         stopped = self.worker.stopped
         if stopped is not None or self.worker.should_leave:
             return self.schedule.is_end(self.position) or (stopped is not None and stopped.is_end)
-        return self.schedule.is_end(self.position) or self._pass.is_left
+        return self.schedule.is_end(self.position) or self._pass.is_left or self._are_steps_over
 
     @property
     def should_leave(self) -> bool:
@@ -828,7 +829,7 @@ class Run:
 
     def _through_steps(self, number: int, snapshots: Snapshots) -> Iterator[int]:
         self._seed_first_pass(snapshots)
-        self._is_in_steps = True
+        self._is_in_steps, self._are_steps_over = True, False
         try:
             while not self.worker.should_leave and self.position.step < number:
                 before = self.position.step
@@ -841,6 +842,7 @@ class Run:
                 if self.position.step == before:
                     raise StateError(f"run.step was not called in step {before + 1}", MISSING)
                 self._take_owed()
+            self._are_steps_over = not self.worker.should_leave
         finally:
             self._is_in_steps = False
 

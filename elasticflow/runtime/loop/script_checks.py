@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from elasticflow import events
 from elasticflow.runtime.loop import drift
 from elasticflow.runtime.loop.loop_schedule import within
-from elasticflow.runtime.loop.script_state import ScriptState, argument_for
+from elasticflow.runtime.loop.script_state import COUNTER, ScriptState, argument_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -90,8 +90,12 @@ class ScriptChecks:
     def _tell_of_left_out(self, name: str, kind: str) -> None:
         if self._worker.rank == 0:
             self._worker.event(events.STATE_LEFT_OUT, name=name, type=kind)
-            argument = f"{argument_for(name)}={name}"
-            self.tell(f"no snapshot holds {name}, a {kind}: run.keep({argument}) if a step depends on it")
+            argument = f"run.keep({argument_for(name)}={name})"
+            if kind == COUNTER:
+                argument += (
+                    ", and set it from run.kept, or keep its object, with a state_dict and a load_state_dict,"
+                )
+            self.tell(f"no snapshot holds {name}, a {kind}: {argument} if a step depends on it")
 
     def _check_count(self, counted: int, batch: Batch) -> None:
         """Warn of a script that counts its batches from 0 where a restart resumes in the midst of them."""

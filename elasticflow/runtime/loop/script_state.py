@@ -34,6 +34,7 @@ _MOST_ITEMS = 1000
 """Items of a container; a longer one is data."""
 _OURS = "elasticflow."
 _SIMPLE = (bool, int, float, str)
+COUNTER = "number that changes with the steps"
 
 
 class Found(NamedTuple):
@@ -189,14 +190,14 @@ class ScriptState:
     def _tell_of_counters(self, variables: Mapping[str, Any]) -> None:
         """Tell of numbers that change with the steps in objects around a kept optimizer: a trainer, a schedule made by hand."""
         kept_ids = {id(optimizer) for optimizer in self._state.optimizers.values()}
+        own = {id(value) for value in self._state.objects.values()}  # these have a state of their own
         for path, holder in _holders_of(kept_ids, variables):
-            for name, value in list(vars(holder).items()):
-                if type(value) not in (int, float):
-                    continue
-                key = f"{path}.{name}"
+            if id(holder) in own:
+                continue
+            for key, value in _numbers_of(path, holder, kept_ids):
                 before, self._counters[key] = self._counters.get(key, value), value
-                if value != before and dict(self._values).get(name) != value:
-                    self._tell_once(key, key, "number that changes with the steps")
+                if value != before and dict(self._values).get(key.rpartition(".")[2]) != value:
+                    self._tell_once(key, key, COUNTER)
 
     def _compare_values(self, variables: Mapping[str, Any]) -> None:
         for name, first in self._passed.items():
@@ -230,6 +231,8 @@ def found_in(state: State, variables: Mapping[str, Any]) -> Iterator[Found]:
             yield Found(path, value, is_told=has_parameters)
         elif _holds_all(value, weights):
             yield Found(path, value, is_told=False, is_copy=True)
+        elif _is_environment(value):
+            yield Found(path, value, is_told=True)
         elif depth < _DEEPEST and _is_followed(value):
             waiting.extend((inner, each, depth + 1) for inner, each in _members(path, value))
 
@@ -248,6 +251,21 @@ def _holders_of(kept_ids: set[int], variables: Mapping[str, Any]) -> Iterator[tu
             continue
         if not path.startswith("_") and any(id(held) in kept_ids for held in _attributes_of(value)):
             yield path, value
+
+
+def _numbers_of(path: str, holder: Any, kept_ids: set[int]) -> Iterator[tuple[str, int | float]]:
+    """Yield the numbers that *holder* holds, and those of a schedule's phases; a trainer, which has a model, holds its meters, too."""
+    is_schedule = not any(isinstance(value, nn.Module) for value in _attributes_of(holder))
+    waiting, seen = deque([(path, holder, 0)]), {*kept_ids}
+    while waiting:
+        where, value, depth = waiting.popleft()
+        if type(value) in (int, float):
+            yield where, value
+        elif depth == 0 or (
+            is_schedule and depth <= _DEEPEST and _is_followed(value) and id(value) not in seen
+        ):
+            seen.add(id(value))
+            waiting.extend((inner, each, depth + 1) for inner, each in _members(where, value))
 
 
 def _attributes_of(value: Any) -> list[Any]:
@@ -326,6 +344,13 @@ def _has_state(value: Any, kept_tensors: set[int]) -> bool:
         return False  # a wrapper of what has none: Accelerate's DataLoader (1.15)
     except Exception:  # noqa: BLE001  # whatever the script's own object raises: it is only looked for
         return True
+
+
+def _is_environment(value: Any) -> bool:
+    """Return True for what an agent plays in, by the names that gymnasium gave its methods: it stands in the middle of an episode."""
+    kind = type(value)
+    has_space = hasattr(kind, "action_space") or "action_space" in getattr(value, "__dict__", {})
+    return has_space and all(callable(getattr(kind, name, None)) for name in ("reset", "step"))
 
 
 def _own_state(module: nn.Module, kept_tensors: set[int]) -> dict[str, Tensor]:

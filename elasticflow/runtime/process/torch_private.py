@@ -59,6 +59,7 @@ __all__ = [
     "bind_to_cores",
     "broadcast_coalesced",
     "buffers_of",
+    "collectives_so_far",
     "compile_deterministically",
     "compiled_graphs",
     "foreach_copy_",
@@ -146,6 +147,13 @@ unsaved_buffers_of: Callable[[nn.Module], set[str]] = operator.attrgetter("_non_
 EXTRA_STATE: str = _required(
     "torch.nn.modules.module:_EXTRA_STATE_KEY_SUFFIX", "to tell a module's own state"
 )
+
+
+def collectives_so_far() -> int:
+    """Return how many collectives this process has begun in the default group; 0 where there is none."""
+    if not dist.is_initialized():
+        return 0
+    return int(dist.distributed_c10d._get_default_group()._get_sequence_number_for_group())  # type: ignore[attr-defined]
 
 
 def has_plain_state(module: nn.Module) -> bool:

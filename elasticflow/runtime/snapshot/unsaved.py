@@ -304,7 +304,7 @@ def refusal(paths: Sequence[str]) -> StateError:
             f"it; {unless(first)}",
         )
     several = (
-        "; an optimizer that holds others: return them in a dict, for a step(model, batch, optimizers)"
+        "; an optimizer that holds others: give each to run.keep, or return them in a dict, for a step(model, batch, optimizers)"
         if part == "optimizer"
         else ""
     )

@@ -19,7 +19,7 @@ from elasticflow.runtime.process.torch_private import EXTRA_STATE
 from elasticflow.snapshots.format.state_json import StateMark
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from elasticflow.runtime.state import codec
 
@@ -152,6 +152,27 @@ def load(stateful: Any, state: Any) -> None:
         stateful.load_state_dict({k: v.item() if isinstance(v, Tensor) else v for k, v in state.items()})
     else:
         stateful.load_state_dict(state)
+
+
+def in_place(optimizers: Iterable[Optimizer]) -> Callable[[], None]:
+    """Return a function to call after loading: each optimizer's groups and state are then the objects that they are now.
+
+    `Optimizer.load_state_dict` makes new ones, of which neither the optimizer inside SAM nor a schedule that holds a group learns.
+    """
+    plain = [each for each in optimizers if {"param_groups", "state"} <= vars(each).keys()]
+    before = [(each, each.param_groups, list(each.param_groups), each.state) for each in plain]
+
+    def put_back() -> None:
+        loaded = [([dict(group) for group in each.param_groups], dict(each.state)) for each, *_ in before]
+        for (optimizer, groups, dicts, state), (new_groups, new_state) in zip(before, loaded, strict=True):
+            for old, new in zip(dicts, new_groups, strict=True):
+                old.clear()
+                old.update(new)
+            state.clear()
+            state.update(new_state)
+            optimizer.param_groups, optimizer.state = groups, state
+
+    return put_back
 
 
 def load_weights(model: nn.Module, path: str) -> None:

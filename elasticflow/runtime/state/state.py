@@ -269,6 +269,7 @@ class State:
             self._check_part(name, part.stateful, decoded[name], content.get(_PARAMETERS))
         order = sorted(parts, key=self._when_loaded)
         merged: Callable[[], None] | None = None
+        put_back = loading.in_place(self.optimizers.values())
         for name in order:
             if changes and merged is None and not name.startswith(_INCLUDE):
                 merged = self.options.merge(decoded, changes)
@@ -281,6 +282,7 @@ class State:
                 if name.startswith(_INCLUDE) or isinstance(error, RuntimeError | ValueError | KeyError):
                     raise StateError(f"the snapshot does not fit the job's {name}: {error}") from error
                 raise
+        put_back()
         if merged is not None:
             merged()
 
@@ -354,6 +356,6 @@ def _stateful(name: str, value: Any) -> Any:
             )
             raise StateError(
                 f"{_INCLUDE}{name} is {what}, without a `{method}` to call",
-                "name an object that has the methods state_dict() and load_state_dict(state)",
+                "give its class the methods state_dict() and load_state_dict(state); a loop of your own may keep its numbers by name",
             )
     return value

@@ -19,7 +19,12 @@ from elasticflow.errors import StateError
 from elasticflow.runtime.measuring.marks import mark
 from elasticflow.runtime.process import environment
 from elasticflow.runtime.process.position import even_split
-from elasticflow.runtime.process.torch_private import buffers_of, foreach_copy_, foreach_div_
+from elasticflow.runtime.process.torch_private import (
+    buffers_of,
+    collectives_so_far,
+    foreach_copy_,
+    foreach_div_,
+)
 from elasticflow.runtime.training import determinism, model_buffers
 from elasticflow.runtime.training.fixed_order_sum import BucketLayout, FixedOrderAllReduce
 from elasticflow.runtime.training.replicated_step import ReplicatedStep
@@ -30,6 +35,10 @@ if TYPE_CHECKING:
 
     from elasticflow.runtime.data.index_loader import Batch
     from elasticflow.runtime.process.context import Worker
+    from elasticflow.runtime.training.loss import StepLoss
+
+
+_LOOKS = 2
 
 
 class ExactStep(ReplicatedStep):
@@ -66,7 +75,7 @@ class ExactStep(ReplicatedStep):
         self._low, self._high = even_split(virtual_shards, worker.world_size, worker.rank)
         model_buffers.send(worker, [t.detach() for t in (*model.parameters(), *model.buffers())])
         self._buffers = ShardBuffers(model, self._model_buffers)
-        self._virtual_shards = virtual_shards
+        self._virtual_shards, self._looks_left = virtual_shards, _LOOKS
         self._lay_out()
 
     def _lay_out(self) -> None:
@@ -132,7 +141,7 @@ class ExactStep(ReplicatedStep):
             parameter.grad = None
         determinism.require_deterministic()
         try:
-            given = self._forward(shard, data, num_samples)
+            given = self._look_at_forward(shard, data, num_samples)
             if given is None:
                 return None
             loss, count = given
@@ -147,6 +156,29 @@ class ExactStep(ReplicatedStep):
             raise determinism.named(error) from error
         determinism.require_deterministic()
         return loss.detach(), 0.0 if count is None else count
+
+    def _look_at_forward(self, shard: int, data: Any, num_samples: int) -> StepLoss | None:
+        """Do what `_forward` does, and in the first steps raise StateError if that depends on which rank runs which shards."""
+        if shard != self._low or not self._looks_left:
+            return self._forward(shard, data, num_samples)
+        self._looks_left -= 1
+        sums, begun = _sums(self._model), collectives_so_far()
+        given = self._forward(shard, data, num_samples)
+        if collectives_so_far() != begun:
+            raise StateError(
+                "the forward calls a collective of torch.distributed, and each virtual shard runs by itself: the bits would depend on "
+                "the number of workers",
+                'let the forward see its own samples alone, or leave out virtual_shards (consistency = "batch")',
+            )
+        for name, total in _sums(self._model).items():
+            if total.isfinite() and not total.equal(sums[name]):
+                raise StateError(
+                    f"the forward changes the parameter {name}, and a rank runs one forward for each of its virtual shards: the bits "
+                    "would depend on the number of workers",
+                    "change it after the optimizer's step, as a momentum encoder or an average may be, or leave out virtual_shards "
+                    '(consistency = "batch")',
+                )
+        return given
 
     def _leaf(
         self, shard: int, given: tuple[Tensor | float, float | Tensor] | None
@@ -188,6 +220,14 @@ def refuse(worker: Worker, model: nn.Module, virtual_shards: int) -> None:
             "use BatchNorm: running statistics are the mean over all shards anyway",
         )
     environment.require_same(worker)
+
+
+def _sums(model: nn.Module) -> dict[str, Tensor]:
+    with torch.no_grad():
+        return {
+            name: p.sum(dtype=torch.float64 if p.is_floating_point() else None)
+            for name, p in model.named_parameters()
+        }
 
 
 def _dense(gradient: Tensor | None) -> Tensor | None:

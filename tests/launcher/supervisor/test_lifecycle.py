@@ -545,6 +545,16 @@ def test_a_script_has_finished_once_all_its_workers_have_left(script: Trial) -> 
     assert script.verdict.status == "finished"
 
 
+def test_a_script_whose_workers_left_because_one_was_asked_to_goes_on(script: Trial) -> None:
+    """SIGTERM to a worker, and not to the run: their exit code 0 is not the end of the training."""
+    script.step(3)
+    script.log(events.TRAINING_LEFT)
+    script.leave()
+    assert script.lifecycle.verdict is None
+    script.wait(1)
+    assert len(script.agents.formed) == 2
+
+
 def test_a_script_has_the_whole_grace_and_has_drained_whenever_it_leaves(script: Trial) -> None:
     """Though no step is known; one that leaves too late is interrupted all the same."""
     script.on(LeaveAsked("SIGTERM"))

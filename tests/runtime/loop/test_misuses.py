@@ -405,6 +405,7 @@ for step in run.steps(15):
     run.step(loss=loss, samples=8)
     if START == 1 and run.position.step == 8:
         die()
+assert run.is_finished
 run.finish()
 """
 DRAWING = """

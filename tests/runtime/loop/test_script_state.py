@@ -356,6 +356,69 @@ def test_a_number_that_changes_beside_an_optimizer_is_told(me: Any) -> None:
     assert script.told == {"warmup.n_steps": "number that changes with the steps"}
 
 
+class Environment:
+    """What an agent plays in."""
+
+    def __init__(self) -> None:
+        self.action_space, self.time = 2, 0
+
+    def reset(self) -> None:
+        """Begin an episode."""
+        self.time = 0
+
+    def step(self) -> None:
+        """Go on."""
+        self.time += 1
+
+
+def test_an_environment_is_told(me: Any) -> None:
+    """A restart would begin its episode anew: told, and never refused, since the script may reset it before each step."""
+    script = Script(me)
+    envs = [Environment()]
+    script.keep()
+    for _ in range(2):
+        envs[0].step()
+        script.step()
+    assert script.told == {"envs[0]": f"{__name__}.Environment"}
+
+
+class Phases:
+    """A schedule by hand that counts in its phases, and may have a state of its own."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer, self.phases = optimizer, [Warmup(None), Warmup(None)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts."""
+        return {"n": [each.n_steps for each in self.phases]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take the counts."""
+        for each, n_steps in zip(self.phases, state["n"], strict=True):
+            each.n_steps = n_steps
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_number_in_the_phases_of_a_schedule_is_told_unless_the_schedule_is_kept(
+    me: Any, monkeypatch: pytest.MonkeyPatch, *, is_kept: bool
+) -> None:
+    """What has a state of its own, and is kept, tells nothing; nor does a trainer's meter."""
+    if not is_kept:
+        monkeypatch.delattr(Phases, "state_dict")
+    script = Script(me)
+    schedule = Phases(script.optimizer)
+    trainer = Phases(script.optimizer)
+    trainer.model = script.model  # type: ignore[attr-defined]
+    script.keep(**({"schedule": schedule, "trainer": trainer} if is_kept else {}))
+    for _ in range(2):
+        schedule.phases[0].step()
+        trainer.phases[0].step()
+        script.step()
+
+    told = {} if is_kept else {"schedule.phases[0].n_steps": "number that changes with the steps"}
+    assert script.told == told
+
+
 def test_a_number_that_is_kept_and_handed_back_is_not_told(me: Any) -> None:
     """Its value in `run.kept` is the one that it has."""
     script = Script(me)

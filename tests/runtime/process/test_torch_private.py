@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, get_worker_info
 
@@ -56,6 +57,20 @@ def test_no_other_module_leans_on_what_is_private() -> None:
                 names = [ast.unparse(node)]
             found += [f"{path.name}: {name}" for name in names if re.match(r"torch(\.\w+)*\._[a-z]", name)]
     assert [] == found
+
+
+def test_collectives_are_counted(tmp_path: Path) -> None:
+    """Each kind of them, by one; none where there is no group."""
+    assert torch_private.collectives_so_far() == 0
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        before, ones = torch_private.collectives_so_far(), torch.ones(2)
+        dist.all_reduce(ones)
+        dist.all_gather([ones], ones.clone())
+        dist.broadcast(ones, 0)
+        assert torch_private.collectives_so_far() == before + 3
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_scalers_numbers_are_tensors_once_it_is_used() -> None:

@@ -166,6 +166,39 @@ def test_other_options_are_the_snapshots(make: Callable[[nn.Module], Any], tmp_p
     assert its.param_groups[0]["weight_decay"] == 0.2
 
 
+class Around(torch.optim.Optimizer):
+    """An optimizer around another one, which shares its groups: as SAM does."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1, "momentum": 0.9})
+        self.inside = SGD(self.param_groups, lr=0.1, momentum=0.9)
+        self.param_groups = self.inside.param_groups
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Share the groups again."""
+        super().load_state_dict(state_dict)
+        self.inside.param_groups = self.param_groups
+
+
+def test_groups_and_state_stay_the_objects_that_they_were(tmp_path: Path) -> None:
+    """A rate set in the outer optimizer, or in a group that a schedule holds, counts after loading, too."""
+    model, target = net(), net()
+    outer, loaded = Around(model.parameters()), Around(target.parameters())
+    outer.param_groups[0]["lr"] = 0.3
+    model(torch.ones(2, 3)).sum().backward()
+    outer.inside.step()
+    captured = State(model=model, optimizers={"outer": outer, "inside": outer.inside}).capture()
+    state = State(model=target, optimizers={"outer": loaded, "inside": loaded.inside})
+    group, held = loaded.param_groups[0], loaded.inside.state
+    state.apply(*read_back(captured, tmp_path), captured.memory_formats)
+    assert group["lr"] == 0.3
+    group["lr"] = 0.5
+    assert loaded.param_groups is loaded.inside.param_groups
+    assert loaded.inside.param_groups[0] is group
+    assert loaded.inside.state is held
+    assert len(held) == len(outer.inside.state) == 6
+
+
 def test_snapshot_without_names_of_parameters_is_applied(tmp_path: Path) -> None:
     """A snapshot from before names were written down is applied by numbers alone."""
     source, target = job({}, seed=1), job({}, seed=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from elasticflow.errors import StateError
 from elasticflow.runtime.data.index_loader import Batch
 from elasticflow.runtime.data.index_schedule import IndexSchedule
+from elasticflow.runtime.training import exact
 from elasticflow.runtime.training.exact import EarlyBuckets, ExactStep
 
 if TYPE_CHECKING:
@@ -220,6 +222,31 @@ def test_switching_it_off_is_noticed(me: Any, mode: bool, warn_only: bool) -> No
 
     _, group = make(me, switching)
     with pytest.raises(StateError, match="the job's own code has switched off"):
+        group.forward_backward(batch(4))
+
+
+class Momentum(Net):
+    """A copy of a layer that follows it in the forward, as in MoCo and BYOL."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Move the copy, and return the outputs."""
+        self.never.weight.data.mul_(0.9).add_(self.always.weight.data, alpha=0.1)
+        return super().forward(inputs)
+
+
+def test_a_parameter_that_the_forward_changes_is_refused(me: Any) -> None:
+    """A rank would change it once for each of its shards: four times alone, twice beside another rank."""
+    group = ExactStep(me, Momentum(), step, precision="fp32", on_nonfinite="stop", virtual_shards=4)
+    with pytest.raises(StateError, match=r"the forward changes the parameter never\.weight"):
+        group.forward_backward(batch(4))
+
+
+def test_a_collective_in_the_forward_is_refused(me: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks may run other numbers of shards, and exchange gradients meanwhile."""
+    begun = itertools.count()
+    monkeypatch.setattr(exact, "collectives_so_far", lambda: next(begun))
+    _, group = make(me)
+    with pytest.raises(StateError, match=r"the forward calls a collective of torch\.distributed"):
         group.forward_backward(batch(4))
 
 

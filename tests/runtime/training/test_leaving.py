@@ -26,6 +26,7 @@ def test_rank_without_data_does_not_keep_the_others(
     left = group.newest().manifest
     assert "drain" == left.trigger
     assert [] == group.lines("training.finished")
+    assert 1 == len(group.lines("training.left"))
 
     assert group.run(3, *arguments).codes == [0, 0, 0]
     steps = [line["step"] for generation in (1, 2) for line in group.lines("step", generation=generation)]
@@ -50,6 +51,7 @@ def test_evaluation_cut_short_is_made_by_whoever_goes_on(groups: Callable[..., A
     assert (step == 6) == (evaluated[0] == [])
     assert 12 == group.newest().manifest.step
     assert 1 == len(group.lines("training.finished", generation=2))
+    assert [] == group.lines("training.left", generation=2)
 
 
 def test_nothing_is_trained_once_asked(groups: Callable[..., Any]) -> None:
@@ -58,4 +60,5 @@ def test_nothing_is_trained_once_asked(groups: Callable[..., Any]) -> None:
     assert group.run(2, "--term-in", "build").codes == [0, 0]
 
     assert [] == group.lines("training.started")
+    assert 1 == len(group.lines("training.left"))
     assert group.catalog.newest() is None
