@@ -64,6 +64,10 @@ if TYPE_CHECKING:
     from elasticflow.launcher.supervisor.nodes import Nodes
     from elasticflow.launcher.supervisor.outcomes import Verdict
 
+_LEFT_ITS_LOOP = (
+    "the script ended in the middle of its loop, without run.finish(): no snapshot holds its last steps; "
+    "run.stop(reason), or break and run.finish(), end training early"
+)
 UNTRAINED_S = 5.0
 """Grace of a drain before the run's first step: there is nothing to save, and the workers may compile for minutes."""
 
@@ -422,14 +426,21 @@ class Lifecycle:
     def _workers_left(self, generation: Generation) -> None:
         """All workers exited with code 0: the end of training, or a drain."""
         drain, stopped = generation.drain, generation.stopped
+        has_ended = self._script is not None and drain is None and not generation.has_left
         # A script that never joined tells nothing but its exit code.
-        if generation.is_finished or (self._script is not None and drain is None and not generation.has_left):
+        if generation.is_finished or (has_ended and generation.step is None):
             end = (
                 "training reached its end" if generation.is_finished else "the script ended, with exit code 0"
             )
             reason = end if stopped is None else f"training was stopped by {stopped}"
             self._record_end("finished", reason)
             self._settle(outcomes.finished(self._step, self._recovery.restarts, stopped))
+            return
+        if has_ended:
+            cause = Cause("user_error", _LEFT_ITS_LOOP)
+            self._record_end(cause.failure_class, cause.error)
+            # With exit code 0: it would do so again.
+            self._settle(outcomes.failed(self._step, cause))
             return
         outcome = "drained" if drain is None else drain.outcome
         how = "all workers left" if self._script is not None else "all workers left after the same step"

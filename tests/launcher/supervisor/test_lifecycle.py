@@ -545,6 +545,16 @@ def test_a_script_has_finished_once_all_its_workers_have_left(script: Trial) -> 
     assert script.verdict.status == "finished"
 
 
+def test_a_script_that_ends_in_the_middle_of_its_loop_has_not_finished(script: Trial) -> None:
+    """Its exit code is 0, as by sys.exit(), and no snapshot holds its last steps: it was called finished."""
+    script.step(3)
+    script.leave()
+    assert script.verdict.status == "failed"
+    assert script.verdict.fields["error"].startswith(
+        "the script ended after step 3, in the middle of its loop"
+    )
+
+
 def test_a_script_whose_workers_left_because_one_was_asked_to_goes_on(script: Trial) -> None:
     """SIGTERM to a worker, and not to the run: their exit code 0 is not the end of the training."""
     script.step(3)
