@@ -550,9 +550,7 @@ def test_a_script_that_ends_in_the_middle_of_its_loop_has_not_finished(script: T
     script.step(3)
     script.leave()
     assert script.verdict.status == "failed"
-    assert script.verdict.fields["error"].startswith(
-        "the script ended after step 3, in the middle of its loop"
-    )
+    assert script.verdict.fields["error"].startswith("the script ended in the middle of its loop")
 
 
 def test_a_script_whose_workers_left_because_one_was_asked_to_goes_on(script: Trial) -> None:
