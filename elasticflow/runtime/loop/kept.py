@@ -67,7 +67,7 @@ class Value:
 
     def load_state_dict(self, state: Any) -> None:
         """Restore a value: lists, dicts and tensors stay the same objects, with restored contents."""
-        self.value = _restored(self.value, state)
+        self.value = _restored(self.value, state, {})
 
 
 class Generator:
@@ -365,17 +365,24 @@ def require_storable(name: str, value: Any) -> None:
         raise StateError(f"{name} is nested too deeply, or holds itself") from None
 
 
-def _restored(live: Any, saved: Any) -> Any:
-    """Return *saved*, in the lists, dicts and tensors of *live* as far as there are any."""
-    if isinstance(live, Tensor) and isinstance(saved, Tensor) and live.shape == saved.shape:
+def _restored(live: Any, saved: Any, taken: dict[int, Tensor]) -> Any:
+    """Return *saved*, in the lists, dicts and tensors of *live* as far as there are any.
+
+    Args:
+        taken: Tensors by `id` of those of *live* that they were copied into: one that stands in two places holds one of them.
+    """
+    if isinstance(live, Tensor) and isinstance(saved, Tensor):
+        is_alike = (live.shape, live.dtype) == (saved.shape, saved.dtype)
+        if not is_alike or taken.setdefault(id(live), saved) is not saved:
+            return saved.to(live.device)
         with torch.no_grad():
             return live.copy_(saved)
     if type(live) is list and type(saved) is list:
-        same = [_restored(old, new) for old, new in zip(live, saved, strict=False)]
+        same = [_restored(old, new, taken) for old, new in zip(live, saved, strict=False)]
         live[:] = [*same, *saved[len(same) :]]
         return live
     if type(live) is dict and type(saved) is dict:
-        items = {key: _restored(live.get(key), new) for key, new in saved.items()}
+        items = {key: _restored(live.get(key), new, taken) for key, new in saved.items()}
         live.clear()
         live.update(items)
         return live

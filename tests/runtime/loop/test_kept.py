@@ -18,7 +18,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
 from elasticflow.errors import StateError
-from elasticflow.runtime.loop.kept import bare, own_objects, parts_by_name, parts_of, values_of
+from elasticflow.runtime.loop.kept import Value, bare, own_objects, parts_by_name, parts_of, values_of
 from elasticflow.runtime.loop.script_state import found_in
 from elasticflow.runtime.state.state import State
 
@@ -85,6 +85,20 @@ def test_two_optimizers_do_not_share_a_name(is_first: bool) -> None:
     given = {"opt": several, "opt_1": single} if is_first else {"opt_1": single, "opt": several}
     with pytest.raises(StateError, match="two objects for one name in snapshots: opt_1, and an item of opt"):
         parts_of({"model": model, **given})
+
+
+def test_a_tensor_takes_no_other_form_and_no_two_values() -> None:
+    """One zero that a dict began with at every key; sums that became more exact than the zero that they began with."""
+    began = dict.fromkeys("ab", torch.zeros(2))
+    saved = {"a": torch.ones(2), "b": torch.full((2,), 2.0), "c": torch.full((2,), 1 / 3).double()}
+    value = Value("means", {**began, "c": torch.zeros(2)})
+    value.load_state_dict(saved)
+
+    assert value.value.keys() == saved.keys()
+    for key, tensor in saved.items():
+        assert value.value[key].dtype == tensor.dtype
+        assert torch.equal(value.value[key], tensor)
+    assert value.value["a"] is began["a"]
 
 
 def test_several_scalers_are_all_kept() -> None:
