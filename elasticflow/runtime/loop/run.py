@@ -304,10 +304,12 @@ class Run:
 
         Each pass calls `step` once, and begins with the generators of Python, NumPy and torch in a state that follows from the seed
         and the step: a restart draws what an undisturbed run draws. A script that seeds them differently on each rank before
-        `keep` has a different state on each rank. The loop ends early if all ranks are asked to exit.
+        `keep` has a different state on each rank. The loop ends early if all ranks are asked to exit. On resuming, kept state that
+        was changed between `keep` and the loop is restored from the snapshot first.
 
         Raises:
-            StateError: `keep` was not called, a pass did not call `step`, or the loop is over `batches` or within `epochs`.
+            StateError: `keep` was not called, a pass did not call `step`, or the loop is over `batches` or within `epochs`; or, on
+                resuming with a kept loader, the model or an optimizer was changed between `keep` and the loop.
         """
         snapshots, _ = self._kept("steps")
         if type(number) is not int or number < 1:
@@ -528,7 +530,8 @@ class Run:
 
         The log records them at `position`, like an evaluation of a job file. The model runs in evaluation mode and without
         gradients. If all ranks were asked to exit, this process ends as by `finish`; between the optimizer's step and `step`,
-        while gradients wait for the optimizer, and in an epoch that a restart begins again, the evaluation is finished first.
+        while gradients wait for the optimizer, in an epoch that a restart begins again, and where the script reads a kept loader, the
+        evaluation is finished first.
 
         Args:
             dataset: Object with `__len__` and `__getitem__` that returns pairs of input and target; the same on every rank.
@@ -566,7 +569,7 @@ class Run:
         )  # fmt: skip
         may_cut_short = worker.vote.may_cut_short
         # Where it is cut short, a snapshot is taken.
-        worker.vote.may_cut_short &= self._pass.is_between_steps and not self._begins_epoch_again(state)
+        worker.vote.may_cut_short &= self._pass.is_between_steps and not self._is_ahead(state)
         measured = several.run_sets(worker, {name: evaluation}, self.position, ranked=None, stop_when=None)
         worker.vote.may_cut_short = may_cut_short
         self._ballot.is_end_due = True
@@ -787,6 +790,10 @@ class Run:
         is_own = self.schedule.steps is None and self._stages.epochs is not None
         return is_own and not kept.has_loader(state)
 
+    def _is_ahead(self, state: State) -> bool:
+        """Return True if the script's own data may be ahead of the last step: a kept loader may have given the next samples out."""
+        return self.schedule.steps is None and (self._stages.epochs is not None or kept.has_loader(state))
+
     def _is_late(self, *, is_own: bool) -> bool:
         """Return True if the code behind `step` belongs to the step, since this object notices the end of the pass."""
         return self._script is not None and (not is_own or self._is_in_steps)
@@ -828,6 +835,9 @@ class Run:
             self.schedule.epochs = number
 
     def _through_steps(self, number: int, snapshots: Snapshots) -> Iterator[int]:
+        if not self._is_training:
+            reads_on = kept.has_loader(self._kept("steps")[1])
+            snapshots.put_back(is_last=self.position.step < number, reads_on=reads_on)
         self._seed_first_pass(snapshots)
         self._is_in_steps, self._are_steps_over = True, False
         try:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from elasticflow import events
-from elasticflow.errors import SnapshotError
+from elasticflow.errors import SnapshotError, StateError
 from elasticflow.protocol.snapshot_settings import AUTO, Keep, SnapshotSettings
 from elasticflow.runtime.data.dataset import EVALUATION_DATA, TRAINING_DATA, opened, require_same
 from elasticflow.runtime.data.order.order import require_same_order
@@ -225,14 +225,19 @@ class Snapshots:
         leaving.recall_stop(worker, self._catalog, position.step)
         return position
 
-    def put_back(self, *, is_last: bool = True) -> None:
+    def put_back(self, *, is_last: bool = True, reads_on: bool = False) -> None:
         """Restore the state again if it was changed since `remember_restored`. Collective: every rank.
 
         Called where training continues: a script's actions between `Run.keep` and its loop belong to the run's beginning,
         and the snapshot already contains their result. After a call with *is_last*, later calls do nothing.
 
+        Args:
+            is_last: As above.
+            reads_on: A kept loader may be read already, so that its state cannot be loaded again; what else is included stays, too.
+
         Raises:
             SnapshotError: the snapshot cannot be read again.
+            StateError: with *reads_on*, a rank has changed the model, or what moves it.
         """
         marks = self._as_restored
         if is_last:
@@ -242,11 +247,20 @@ class Snapshots:
         now = self._marks()
         names = [key for key in {**marks[1], **now[1]} if marks[1].get(key) != now[1].get(key)]
         names += [key for key in {**marks[0], **now[0]} if marks[0].get(key) != now[0].get(key)]
-        names += self._freeze_again()
+        if reads_on:
+            names = [name for name in names if not name.startswith("include.")]
+        frozen_again = self._freeze_again()
         self._set_modes_again()
         worker = self._worker
-        if worker.all_true(not names):
+        if worker.all_true(not names and (reads_on or not frozen_again)):
             return
+        if reads_on:
+            raise StateError(
+                f"{names[0] if names else 'kept state'} was changed between run.keep and the loop, after snapshot {self.restored.name} was "
+                "loaded into it; where a loader is kept, which may be read by now, nothing is put back",
+                "change it before run.keep, or only if run.position.step == 0",
+            )
+        names += frozen_again
         loader = NodeLoader(self._client, partial(leaving.beat_or_leave, worker))
         held = (
             self._memory_tier.recall(self._catalog)

@@ -408,6 +408,66 @@ for step in run.steps(15):
 assert run.is_finished
 run.finish()
 """
+BEHIND_KEEP = """
+run, model, optimizer = begin()
+model.load_state_dict({'seen': torch.ones(SAMPLES)})
+model.seen.requires_grad_(False)
+for step in run.steps(15):
+    if step == 2:
+        model.seen.requires_grad_(True)
+    optimizer.zero_grad()
+    loss = model(torch.arange(8) + step % 5 * 8).mean()
+    if step >= 2:
+        loss.backward()
+        optimizer.step()
+    run.step(loss=loss, samples=8)
+    if START == 1 and run.position.step == 10:
+        die()
+run.finish()
+"""
+LOADER = """
+class Loader:
+    at = 0
+    def state_dict(self):
+        return {"at": self.at}
+    def load_state_dict(self, state):
+        self.at = state["at"]
+    def __iter__(self):
+        while self.at < 15:
+            self.at += 1
+            yield self.at - 1
+run = ef.join(seed=7, every="4 steps", threads=1)
+model = run.wrap(Counter())
+optimizer, loader = optimizer_of(model), Loader()
+run.keep(model=model, optimizer=optimizer, loader=loader)
+"""
+STEPS_OF_LOADER = f"""{LOADER}
+model.load_state_dict({{'seen': torch.ones(SAMPLES)}})
+for step, low in zip(run.steps(15), loader):
+    optimizer.zero_grad()
+    loss = model(torch.arange(8) + low % 5 * 8).mean()
+    loss.backward()
+    optimizer.step()
+    run.step(loss=loss, samples=8)
+    if START == 1 and run.position.step == 10:
+        die()
+run.finish()
+"""
+EVALUATING = f"""{LOADER}
+import signal
+def loss_of(outputs, targets):
+    if START == 1 and run.position.step == 6:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return outputs.mean()
+for low in loader:
+    run.evaluate(Numbers(), loss=loss_of, size=8)
+    optimizer.zero_grad()
+    loss = model(torch.arange(8) + low % 5 * 8).mean()
+    loss.backward()
+    optimizer.step()
+    run.step(loss=loss, samples=8)
+run.finish()
+"""
 DRAWING = """
 run = ef.join(seed=7, every="4 steps", threads=1)
 {seeding}
@@ -478,6 +538,24 @@ COUNTED = [
         NOISY_STEPS,
         before=(KILLED,),
         like=NOISY_STEPS.replace("die()", "pass"),
+    ),
+    right(
+        "weights loaded, and trained again, behind keep in a loop over run.steps",
+        BEHIND_KEEP,
+        before=(KILLED,),
+        like=BEHIND_KEEP.replace("die()", "pass"),
+    ),
+    refused(
+        "weights loaded behind keep, and a kept loader",
+        "model/seen was changed between run.keep and the loop",
+        STEPS_OF_LOADER,
+        before=(KILLED,),
+    ),
+    right(
+        "a request to exit while a pass evaluates, after a kept loader has given its samples out",
+        EVALUATING,
+        before=(0,),
+        like=EVALUATING.replace("START == 1", "False"),
     ),
     right(
         "draws of a loop that counts its steps itself, over a kill",
