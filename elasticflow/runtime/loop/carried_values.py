@@ -78,7 +78,7 @@ def _note(node: ast.AST, first: dict[str, bool], assigned: set[str]) -> None:
         for name in names - inner:
             first.setdefault(name, True)
         return
-    # What is assigned stands before its value in the tree, and is assigned after it.
+    # Python evaluates the value first, which stands second in the tree.
     before = getattr(node, "iter", None) or getattr(node, "value", None)
     children = list(ast.iter_child_nodes(node))
     for child in sorted(children, key=lambda each: each is not before):

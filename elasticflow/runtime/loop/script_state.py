@@ -203,7 +203,7 @@ class ScriptState:
                     self._tell_once(key, key, COUNTER)
 
     def _tell_of_carried(self, frames: Sequence[FrameType]) -> None:
-        """Tell of tensors and arrays of the loop that is to go on, and that are no part of what is kept."""
+        """Tell of tensors and arrays that the loop carries from pass to pass and no kept object holds."""
         own: set[int] = set()
         for frame in frames:
             for name, value in carried_values.carried_in(frame):
