@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from elasticflow import events
 from elasticflow.runtime.loop import drift
 from elasticflow.runtime.loop.loop_schedule import within
-from elasticflow.runtime.loop.script_state import COUNTER, ScriptState, argument_for
+from elasticflow.runtime.loop.script_state import CARRIED, COUNTER, ScriptState, argument_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -94,6 +94,11 @@ class ScriptChecks:
             if kind == COUNTER:
                 argument += (
                     ", and set it from run.kept, or keep its object, with a state_dict and a load_state_dict,"
+                )
+            if kind == CARRIED:
+                argument = (
+                    f"a restart makes it anew before the loop; make it within each pass, or {argument}, a tensor that each pass "
+                    f"fills by {name}.copy_(...) (torch.from_numpy shares an array's memory),"
                 )
             self.tell(f"no snapshot holds {name}, a {kind}: {argument} if a step depends on it")
 

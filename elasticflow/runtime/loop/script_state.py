@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from elasticflow.errors import StateError
-from elasticflow.runtime.loop import kept
+from elasticflow.runtime.loop import carried_values, kept
 from elasticflow.runtime.snapshot import reachable, unsaved
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ _MOST_ITEMS = 1000
 _OURS = "elasticflow."
 _SIMPLE = (bool, int, float, str)
 COUNTER = "number that changes with the steps"
+CARRIED = "value that one pass leaves to the next"
 
 
 class Found(NamedTuple):
@@ -114,7 +115,10 @@ class ScriptState:
         Raises:
             StateError: state changed that no snapshot holds; the message names it.
         """
-        variables = self._variables()
+        frames = list(self._frames())
+        variables = dict(self._globals)
+        for frame in reversed(frames):
+            variables |= frame.f_locals
         found = self._found(variables)
         self._tell_of(found)
         for each in found:
@@ -123,6 +127,7 @@ class ScriptState:
         self._compare_rates()
         self._compare_values(variables)
         self._tell_of_counters(variables)
+        self._tell_of_carried(frames)
 
     def _found(self, variables: Mapping[str, Any]) -> list[Found]:
         return [
@@ -130,18 +135,16 @@ class ScriptState:
             for each in found_in(self._state, variables)
         ]
 
-    def _variables(self) -> dict[str, Any]:
-        """Return the variables of the script's module and of its functions on the call stack."""
-        variables: dict[str, Any] = {}
+    def _frames(self) -> Iterator[FrameType]:
+        """Yield the frames of the script's functions on the call stack, innermost first."""
         frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
         is_first = True
         while frame is not None:
             is_ours = frame.f_globals.get("__name__", "").startswith(_OURS)
             if not is_ours and (is_first or frame.f_globals is self._globals):
                 is_first = False
-                variables = {**frame.f_locals, **variables}
+                yield frame
             frame = frame.f_back
-        return {**self._globals, **variables}
 
     def _tell_of(self, found: Sequence[Found]) -> None:
         scheduled = set()
@@ -198,6 +201,15 @@ class ScriptState:
                 before, self._counters[key] = self._counters.get(key, value), value
                 if value != before and dict(self._values).get(key.rpartition(".")[2]) != value:
                     self._tell_once(key, key, COUNTER)
+
+    def _tell_of_carried(self, frames: Sequence[FrameType]) -> None:
+        """Tell of tensors and arrays that the loop carries from pass to pass and no kept object holds."""
+        own: set[int] = set()
+        for frame in frames:
+            for name, value in carried_values.carried_in(frame):
+                own = own or {id(each) for each in _kept(self._state)} | _tensors_of(self._state)
+                if id(value) not in own:
+                    self._tell_once(name, name, CARRIED)
 
     def _compare_values(self, variables: Mapping[str, Any]) -> None:
         for name, first in self._passed.items():

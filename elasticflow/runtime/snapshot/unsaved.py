@@ -208,7 +208,7 @@ def look(state: State) -> _Look:
         and not (isinstance(leaf.value, _LISTABLE) and _whole_numbers(leaf.value) <= known)
     ]
     marks = marks_of(loose)
-    copies = _copies(marks, loose, captured.tensors)
+    copies = _copies(marks, loose, captured.tensors) | _listed(loose, numbers)
     own = [name for name, root in {**roots_of(state), "model": state.model}.items() if has_own_state(root)]
     return _Look(
         {path: mark for path, mark in marks.items() if path not in copies},
@@ -240,9 +240,7 @@ def marks_of(leaves: Sequence[reachable.Leaf]) -> dict[str, Mark]:
     """Return kind and value of each leaf, by path; a tensor's value is a sum over its bits."""
     tensors = {leaf.path: leaf.value.detach() for leaf in leaves if _is_real(leaf.value)}
     arrays = {leaf.path: leaf.value for leaf in leaves if isinstance(leaf.value, np.ndarray)}
-    for path, array in arrays.items():
-        if array.dtype != object:
-            tensors[path] = torch.frombuffer(bytearray(array.tobytes() or b"\0"), dtype=torch.uint8)
+    tensors |= {path: _tensor_of(array) for path, array in arrays.items() if array.dtype != object}
     shaped = {path: (tuple(t.shape), str(t.dtype)) for path, t in tensors.items()}
     sums: dict[str, Any] = sums_of({path: t for path, t in tensors.items() if t.nbytes > _SMALL})
     sums |= {path: _bits_of(tensor) for path, tensor in tensors.items() if tensor.nbytes <= _SMALL}
@@ -331,6 +329,21 @@ def _is_real(value: Any) -> bool:
     )
 
 
+def _size_of(value: Any) -> int:
+    """Return the number of elements of an array or a tensor, and 0 for an array of objects and any other value."""
+    if isinstance(value, np.ndarray):
+        return 0 if value.dtype == object else value.size
+    return value.numel() if _is_real(value) else 0
+
+
+def _tensor_of(array: np.ndarray[Any, Any]) -> Tensor:
+    """Return the array as a tensor, or its bytes if torch has no such type."""
+    try:
+        return torch.from_numpy(np.require(np.asarray(array), requirements=["C", "W"]))
+    except TypeError:
+        return torch.frombuffer(bytearray(array.tobytes() or b"\0"), dtype=torch.uint8)
+
+
 def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if _is_real(tensor) else 0
 
@@ -369,8 +382,11 @@ def _whole_numbers(generator: Any) -> set[int]:
 def _copies(
     marks: Mapping[str, Mark], leaves: Sequence[reachable.Leaf], captured: Mapping[str, Tensor]
 ) -> set[str]:
-    """Return the paths of values that a snapshot holds as copies: a `state_dict` may clone tensors and store generator states."""
-    wanted = {leaf.value.numel() for leaf in leaves if _is_real(leaf.value) and leaf.value.numel() > 1}
+    """Return the paths of values that a snapshot holds as copies.
+
+    A `state_dict` may clone tensors, make tensors of arrays, and store generator states.
+    """
+    wanted = {_size_of(leaf.value) for leaf in leaves} - {0, 1}
     has_generators = any(kind == "generator" for kind, _ in marks.values())
     candidates = {
         key: tensor.detach()
@@ -388,6 +404,28 @@ def _copies(
         path
         for path, (kind, value) in marks.items()
         if (kind == "tensor" and value in tensors) or (kind == "generator" and value in generators)
+    } | _named_alike(leaves, captured)
+
+
+def _named_alike(leaves: Sequence[reachable.Leaf], captured: Mapping[str, Tensor]) -> set[str]:
+    """Return the paths of arrays of one element that a snapshot holds as tensors of the same names."""
+    arrays = [leaf for leaf in leaves if isinstance(leaf.value, np.ndarray) and _size_of(leaf.value) == 1]
+    names = {_name_of(leaf.path) for leaf in arrays}
+    tensors = {(key.rpartition("/")[2], tensor) for key, tensor in captured.items() if tensor.numel() == 1}
+    single = {(name, tensor.item()) for name, tensor in tensors if name in names}
+    return {leaf.path for leaf in arrays if (_name_of(leaf.path), leaf.value.item()) in single}
+
+
+def _listed(leaves: Sequence[reachable.Leaf], numbers: Mapping[str, float]) -> set[str]:
+    """Return the paths of arrays and tensors whose elements a snapshot holds as a list of numbers."""
+    lists: dict[str, list[float]] = {}
+    for key, number in numbers.items():
+        lists.setdefault(re.sub(r"(/\d+)+$", "", key), []).append(number)
+    lengths = {len(each) for each in lists.values()} - {1}
+    return {
+        leaf.path
+        for leaf in leaves
+        if _size_of(leaf.value) in lengths and leaf.value.reshape(-1).tolist() in lists.values()
     }
 
 

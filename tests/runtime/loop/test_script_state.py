@@ -17,7 +17,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.loop.kept import parts_of, values_of
-from elasticflow.runtime.loop.script_state import ScriptState, argument_for
+from elasticflow.runtime.loop.script_state import CARRIED, ScriptState, argument_for
 from elasticflow.runtime.snapshot.unsaved import Unsaved
 from elasticflow.runtime.state.state import State
 
@@ -432,4 +432,32 @@ def test_a_number_that_is_kept_and_handed_back_is_not_told(me: Any) -> None:
     script.step(step)
     script.step(step)
 
+    assert script.told == {}
+
+
+def test_what_one_pass_leaves_to_the_next_is_told(me: Any) -> None:
+    """A prefetched batch, an observation and a hidden state; not what each pass makes, sums to be printed, or a kept tensor."""
+    script, queue, total = Script(me), torch.zeros(3), torch.zeros(())
+    inputs, targets = torch.rand(2), torch.rand(2)
+    observed, hidden = np.zeros(3), (torch.zeros(2), torch.zeros(2))
+    result = torch.zeros(2)
+    script.keep(queue=queue)
+    for number in range(2):
+        result = inputs * targets
+        inputs, targets = torch.rand(2), torch.rand(2)
+        observed = observed + number
+        hidden = (hidden[0] + 1, hidden[1] + 1)
+        total = total + result.sum()
+        queue += result.sum()
+        script.step()
+    assert script.told == dict.fromkeys(("inputs", "targets", "observed", "hidden"), CARRIED)
+
+
+def test_what_one_pass_leaves_to_the_next_can_be_declared_no_state(me: Any) -> None:
+    """As each object that no step depends on."""
+    script, shown = Script(me, ignored=("shown",)), torch.zeros(4)
+    script.keep()
+    for _ in range(2):
+        shown = shown + 1
+        script.step()
     assert script.told == {}

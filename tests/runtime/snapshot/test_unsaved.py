@@ -275,6 +275,70 @@ def test_what_an_included_object_keeps_to_itself_is_named_until_it_is_ignored() 
     assert missing(state, curriculum, ignored=("include.curriculum",)) == ([], [])
 
 
+class Replay:
+    """Arrays as an agent's buffer holds them, and what a snapshot gets of them.
+
+    Args:
+        stored: Makes of an array what the `state_dict` returns.
+    """
+
+    def __init__(self, stored: Callable[[Any], Any]) -> None:
+        self._stored = stored
+        self.seen, self.done = np.zeros((40, 600), np.float32), np.zeros(3, np.bool_)
+        self.last, self.small = np.zeros(1), np.arange(6).reshape(2, 3)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the arrays, stored."""
+        arrays = {"seen": self.seen, "done": self.done, "last": self.last, "small": self.small}
+        return {name: self._stored(array) for name, array in arrays.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Do nothing."""
+
+    def step(self) -> None:
+        """Be filled."""
+        self.seen[self.small[0, 0] % 40] = self.last + 0.1
+        self.done = ~self.done
+        self.last, self.small = self.last + 1, self.small + 1
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [torch.from_numpy, torch.tensor, lambda array: torch.from_numpy(array.copy())],
+    ids=["shared", "copied", "cloned"],
+)
+def test_arrays_that_a_state_dict_stores_are_held(stored: Callable[[Any], Any]) -> None:
+    """As tensors that share their memory, or copy it."""
+    model, replay = net(), Replay(stored)
+    state = State(model=model, optimizer=Adam(model.parameters()), include={"replay": replay})
+    assert missing(state, replay) == ([], [])
+
+
+class Point:
+    """Small arrays, stored as lists; one is forgotten."""
+
+    def __init__(self) -> None:
+        self.place, self.shape, self.forgotten = np.zeros(4, np.float32), np.zeros((2, 3)), np.zeros(4)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return two of three."""
+        return {"place": self.place.tolist(), "shape": self.shape.tolist()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Do nothing."""
+
+    def step(self) -> None:
+        """Move."""
+        self.place, self.shape, self.forgotten = self.place + 0.1, self.shape + 0.2, self.forgotten + 0.3
+
+
+def test_arrays_that_a_state_dict_stores_as_lists_are_held() -> None:
+    """And an array beside them is not."""
+    model, point = net(), Point()
+    state = State(model=model, optimizer=Adam(model.parameters()), include={"point": point})
+    assert missing(state, point) == (["include.point.forgotten"], [])
+
+
 def test_a_run_ends_after_its_second_step(me: Any) -> None:
     """The first step fills what there is; by the second it has moved. Numbers that may be anything are told once."""
     model = net()
