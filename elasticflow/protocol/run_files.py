@@ -75,6 +75,17 @@ def scalars_of(record: Mapping[str, Any]) -> dict[str, float | None]:
     }
 
 
+def place_of(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the place of a line of metrics.jsonl, which has a step; lines are in the order of their places.
+
+    A step's line is before its evaluations', of which a script may make several after one step: their names tell them apart.
+    """
+    metrics = record.get("eval")
+    if isinstance(metrics, dict):
+        return record["step"], True, " ".join(metrics)
+    return record["step"], "eval" in record
+
+
 def rates_of(record: Mapping[str, Any]) -> dict[str, float]:
     """Return the items per second of a step's line, by their name: `{"tokens": 51200.0}`."""
     return {

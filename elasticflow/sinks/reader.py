@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from elasticflow import events
 from elasticflow.observe.history import RunHistory
 from elasticflow.protocol import points as logged
+from elasticflow.protocol.run_files import place_of
 from elasticflow.sinks.ordered_lines import Bookmark, OrderedLines
 from elasticflow.sinks.sink import Point
 from elasticflow.system.records import unix_time
@@ -283,11 +284,7 @@ def _figures(happened: list[EventRecord], position: Position) -> tuple[list[Poin
 
 
 def _key_of_metrics(record: Record) -> Key | None:
-    step, metrics = record.get("step"), record.get("eval")
-    if type(step) is not int:
-        return None
-    # A script may evaluate on several sets after one step.
-    return (step, True, " ".join(metrics)) if isinstance(metrics, dict) else (step, "eval" in record)
+    return place_of(record) if type(record.get("step")) is int else None
 
 
 def _key_of_event(record: Record) -> Key | None:

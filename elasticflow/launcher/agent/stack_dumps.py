@@ -106,10 +106,8 @@ def _dumps(logs: Mapping[int, Path]) -> dict[int, str]:
 
 
 def _read(log: Path, begin: int) -> str:
-    with (
-        suppress(FileNotFoundError),
-        log.open("rb") as file,
-    ):  # a worker may be stopped before it opens its own
+    # A worker may be stopped before it opens its own.
+    with suppress(FileNotFoundError), log.open("rb") as file:
         file.seek(begin)
         return file.read().decode("utf-8", "replace")
     return ""

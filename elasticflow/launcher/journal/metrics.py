@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
+from elasticflow.protocol.run_files import place_of
 from elasticflow.system.json_lines import AppendedLines, lines_from_end, lines_of
 from elasticflow.system.records import BadJsonError, parse
 
@@ -88,8 +89,8 @@ class Metrics:
         if not lines:
             return
         size, later = _after(self._folder.metrics, min(line["step"] for line in lines) - 1)
-        there = {_key(line): line for line in later}
-        new = {_key(line): line for line in lines if _key(line) not in there}
+        there = {place_of(line): line for line in later}
+        new = {place_of(line): line for line in lines if place_of(line) not in there}
         if new:
             all_lines = new | there
             self._lines.truncate(size)
@@ -99,22 +100,22 @@ class Metrics:
     def _refill(self, start: int, step: int) -> None:
         """Put the lines up to *step* that damage took back where they were, from byte *start* on."""
         with self._folder.metrics.open("rb") as file:
-            before = {_key(record) for line in file if file.tell() <= start and (record := _record(line))}
+            before = {place_of(record) for line in file if file.tell() <= start and (record := _record(line))}
             file.seek(start)
-            later = {_key(record): record for line in file if (record := _record(line))}
-        last = max((number for number, _ in before), default=0)
-        lines = {_key(r): r for r in self._missing(last - 1, step) if _key(r) not in before} | later
+            later = {place_of(record): record for line in file if (record := _record(line))}
+        last = max((number for number, *_ in before), default=0)
+        lines = {place_of(r): r for r in self._missing(last - 1, step) if place_of(r) not in before} | later
         self._lines.truncate(start)
         self._lines.append([lines[key] for key in sorted(lines)])
         self._lines.sync()
 
     def _missing(self, last: int, step: int) -> list[EventRecord]:
         """Return the lines of the steps after *last*, up to *step*, from the rank logs of all generations."""
-        lines: dict[tuple[int, str], EventRecord] = {}
+        lines: dict[tuple[Any, ...], EventRecord] = {}
         for generation in sorted(_generations(self._folder)):
             for record in _metrics_in(self._folder.rank_log(generation, 0)):
                 if last < record["step"] <= step:
-                    lines[_key(record)] = record  # that of a newer generation holds
+                    lines[place_of(record)] = record  # that of a newer generation holds
         return [lines[key] for key in sorted(lines)]
 
     def close(self) -> None:
@@ -138,12 +139,6 @@ def _record(line: bytes) -> EventRecord | None:
 
 def _is_metrics(record: EventRecord) -> bool:
     return type(record.get("step")) is int
-
-
-def _key(record: EventRecord) -> tuple[int, str]:
-    """Return the place of a line: a step's is before its evaluations', of which a script may make several after one step."""
-    metrics = record.get("eval", {})
-    return record["step"], " ".join(metrics) if isinstance(metrics, dict) else "eval"
 
 
 def _metrics_in(log: Path) -> list[EventRecord]:
