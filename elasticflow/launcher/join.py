@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 _CONNECT_S = 60.0
 _AGAIN_S = 1.0
+MOST_LOCKED = 10
+"""Tries to lead a run whose lock another process has; each waits a minute for that process' launch."""
 # A machine that is cut off has to know that before others have done without it for long.
 _ANSWER_S = 10.0
 # A network's file system shows a new file after a moment, and what was put in place of another one after a minute at most.
@@ -85,6 +87,7 @@ def join(
 
     Raises:
         LaunchNotFoundError: no one leads a run of the job at *address*.
+        RunLockedError: nobody leads the run any more, and another process has its lock for ten minutes.
         NodeRefusedError: this machine would train something else, or does not see the run's snapshots.
         StorageError: this machine cannot write at the snapshot URI.
         InterfaceError: this machine has no such interface as the job names.
@@ -99,7 +102,8 @@ def join(
     await_server(address, say)
     store_address = store_address_of(plan, address.host, address.port, token)
     keys = connect(store_address)
-    last = 0
+    last = locked = 0
+    folder = request.folder
     while True:
         try:
             number = await_launch(keys, store_address, last, say)
@@ -108,16 +112,26 @@ def join(
             raise LaunchNotFoundError(
                 str(error), "start the run again, or what serves its rendezvous"
             ) from error
-        code = node.take_part()
-        if code is not None:
-            return code
-        say(
-            "the process that led the run is gone: the run resumes from here, unless another machine is first"
-        )
+        except LaunchNotFoundError:
+            # A network's file system keeps the lock of a machine that was lost for a while.
+            if not locked:
+                raise
+        else:
+            code = node.take_part()
+            if code is not None:
+                return code
+            say(
+                "the process that led the run is gone: the run resumes from here, unless another machine is first"
+            )
+            last, locked, folder = number, 0, node.folder
         try:
-            return lead(replace(request, folder=node.folder, accept_drift=False))
-        except (LedElsewhereError, RunLockedError):  # the lock comes before the lead
-            last = number
+            return lead(replace(request, folder=folder, accept_drift=False))
+        except LedElsewhereError:
+            locked = 0
+        except RunLockedError:  # the lock comes before the lead
+            locked += 1
+            if locked > MOST_LOCKED:
+                raise
 
 
 def check_rank(plan: LaunchPlan, node_rank: int | None) -> None:

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from elasticflow.errors import ANSWER_IS_NO, INTERRUPTED, KILLED_BY_USER
+from elasticflow.launcher.agent.agent_process import AgentEnd
 from elasticflow.launcher.rendezvous.liveness import SupervisorWatch
 from elasticflow.launcher.rendezvous.store_keys import EXIT_CODE, NOTICED
 from elasticflow.launcher.rendezvous.supervisor_channel import Outbox
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from elasticflow.protocol.control_store import ControlStore
 
 _POLL_S = 0.05
-# An agent that ends so many times in a row, each time so soon after its start, will not do better.
+# An agent that ends so many times in a row by its own doing, each time so soon after its start, will not do better.
 _MOST_STARTS = 5
 _SOON_S = 60.0
 # An agent that still imports ignores the request to leave: it is asked again.
@@ -140,8 +141,8 @@ class JoinedNode:
         except RuntimeError as error:
             self._say(f"the launch is gone: {error}")
             return INTERRUPTED
-        was_soon = time.monotonic() < self._started_at + _SOON_S
-        self._soon_ended = self._soon_ended + 1 if was_soon else 0
+        counts = AgentEnd(code).is_its_own_doing and time.monotonic() < self._started_at + _SOON_S
+        self._soon_ended = self._soon_ended + 1 if counts else 0
         if self._soon_ended >= _MOST_STARTS:
             self._say(
                 f"the agent ended {self._soon_ended} times in a row: this machine takes no part any more"

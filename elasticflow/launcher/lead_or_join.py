@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from elasticflow.compiler.plan.launch_plan import plan_job
@@ -14,7 +15,7 @@ from elasticflow.errors import (
     RendezvousError,
     RunLockedError,
 )
-from elasticflow.launcher.join import Node, await_launch, check_rank, why_not_served
+from elasticflow.launcher.join import MOST_LOCKED, Node, await_launch, check_rank, why_not_served
 from elasticflow.launcher.launch import check_torch
 from elasticflow.launcher.rendezvous import network
 from elasticflow.launcher.rendezvous.leadership import connect, store_address_of
@@ -34,8 +35,6 @@ _PATIENCE_S = 600.0
 _AGAIN_S = 1.0
 # A scheduler is asked for the leading machine once nobody has led for so many tries, and then after as many as the period.
 _ASKED_AFTER, _ASKED_EVERY = 5, 15
-# Tries, each of which waits a minute for the launch of the process that has the run's lock.
-_MOST_LOCKED = 10
 # Tries in which the store, or what answers in its place, cannot be used; each may take ten seconds.
 _MOST_UNREACHED = 6
 
@@ -71,6 +70,7 @@ def lead_or_join(
     check_rank(plan, request.node_rank)
     network.check(plan.interface)
     last = locked = unreached = 0
+    failing_since: float | None = None
     while True:
         if _may_lead(plan, request.node_rank, address, say, why_leader_is_lost):
             try:
@@ -80,7 +80,7 @@ def lead_or_join(
             except RunLockedError:
                 # If machines that share the run folder start at once, the first has the lock before it leads.
                 locked += 1
-                if not plan.is_store_outside or locked > _MOST_LOCKED:
+                if not plan.is_store_outside or locked > MOST_LOCKED:
                     raise
             except RendezvousError as error:
                 # The store answered a moment ago: it may be on its way to come back.
@@ -88,20 +88,29 @@ def lead_or_join(
                 is_missing_here = isinstance(error.__cause__, ImportError)
                 if not plan.is_store_outside or is_missing_here or unreached > _MOST_UNREACHED:
                     raise
-                say(_looking_again(error))
+                say(f"{_first_line(error)}: looking again")
                 continue
         try:
             code, last = _take_part(request, plan, address, last, say)
         except (StoreLostError, LaunchNotFoundError, RendezvousError) as error:
-            say(_looking_again(error))
+            failing_since = failing_since or time.monotonic()
+            if time.monotonic() > failing_since + _PATIENCE_S:
+                message = f"nobody leads the run at {address}: {_first_line(error)}"
+                raise LeaderMissingError(
+                    message, "see what answers there; the same command waits again"
+                ) from error
+            say(f"{_first_line(error)}: looking again")
+            # What answers there may be a proxy, or another program, which is not asked a thousand times a second.
+            time.sleep(_AGAIN_S)
             continue
         if code is not None:
             return code
         locked = unreached = 0
+        failing_since = None
 
 
-def _looking_again(error: Exception) -> str:
-    return f"{str(error).splitlines()[0]}: looking again"
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]
 
 
 def _may_lead(

@@ -65,7 +65,9 @@ def create(path: Path, data: bytes) -> bool:
         try:
             _link(temporary, path)
         except FileExistsError:
-            return False
+            # A network file system that has lost its answer asks again, and finds the link that it has made.
+            if not path.samefile(temporary):
+                return False
         sync_folder(path.parent)
         return True
     finally:

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow.compiler.provenance.job_json import job_to_json
-from elasticflow.errors import LaunchNotFoundError, NodeRefusedError
+from elasticflow.errors import LaunchNotFoundError, NodeRefusedError, RunLockedError
 from elasticflow.launcher import join
 from elasticflow.launcher.join import Address, await_server, check_shared
+from elasticflow.launcher.launch import Request
 from elasticflow.launcher.rendezvous.invitation import Invitation, versions
 from elasticflow.launcher.rendezvous.store_server import StoreServer
 from elasticflow.protocol.store_address import StoreAddress, StoreLostError
+from elasticflow.run_folder import RunFolder
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
 from tests.compiler.jobs import make_job
@@ -131,3 +133,45 @@ def test_launch_that_is_new_is_looked_for(catalog: Catalog) -> None:
     catalog.write_job_record({"run_id": "run", "launch_id": "this launch"})
     with pytest.raises(NodeRefusedError):
         check_shared(catalog, replace(INVITATION, launch_id="the next one"), print)
+
+
+@pytest.mark.parametrize("tries", [1, 4, 99], ids=["free", "free in the end", "never free"])
+def test_lock_that_outlives_its_machine_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tries: int
+) -> None:
+    """A network's file system keeps the lock of a machine that was lost: whoever joined leads once it is free."""
+    folders: list[RunFolder] = []
+
+    class Node:
+        """The launch whose leader is lost."""
+
+        folder = RunFolder(tmp_path / "job" / "run")
+
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def take_part(self) -> None:
+            return None
+
+    def await_launch(_keys: object, _address: object, last: int, _say: object) -> int:
+        if last:
+            raise LaunchNotFoundError("nobody leads a run of this job")
+        return 1
+
+    def lead(request: Request) -> int:
+        folders.append(request.folder)
+        if len(folders) < tries:
+            raise RunLockedError("run run is running (process 1 on head)")
+        return 7
+
+    for name, stand_in in (("await_server", print), ("connect", repr), ("await_launch", await_launch)):
+        monkeypatch.setattr(join, name, stand_in)
+    monkeypatch.setattr(join, "Node", Node)
+    request = Request(make_job(), (), (), tmp_path, RunFolder(tmp_path / "job" / "unknown"))
+    arguments = request, Address("head", 1), lambda _: None, lambda _: None, lead
+    if tries < 99:
+        assert 7 == join.join(*arguments)
+    else:
+        with pytest.raises(RunLockedError, match="process 1 on head"):
+            join.join(*arguments)
+    assert {Node.folder} == set(folders)

@@ -174,3 +174,20 @@ def test_launch_that_is_over_is_not_led_anew_while_the_writer_finishes(
     monkeypatch.setattr("elasticflow.launcher.rendezvous.liveness.BEAT_S", 0.01)
     node = JoinedNode("n", cast("AgentProcess", _Finishing()), cast("ControlStore", _Over()), lambda _: None)
     assert 0 == node.run()
+
+
+class _Killed(_Agent):
+    """Someone kills it, seven times; then it ends by itself."""
+
+    def exit_code(self) -> int:
+        return -signal.SIGKILL if self.starts <= 7 else 1
+
+
+def test_agent_that_is_killed_from_outside_is_started_again_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A kill says nothing about the next agent."""
+    monkeypatch.setattr(joined_node, "_POLL_S", 0.001)
+    agent = _Killed()
+    JoinedNode("n", cast("AgentProcess", agent), cast("ControlStore", _Store()), lambda _: None).run()
+    assert 7 + 5 == agent.starts

@@ -236,3 +236,18 @@ def test_lock_of_a_run_that_is_not_led_here_is_not_waited_for_forever(
     with pytest.raises(RunLockedError, match="is running"):
         world.call(None, _locked)
     assert 10 == len(world.lasts)
+
+
+def test_what_answers_in_the_leaders_place_is_not_asked_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program, or a proxy with nobody behind it, answers at once: it is asked now and then, for ten minutes."""
+    world = _World([])
+    world.install(monkeypatch, is_store_outside=False)
+    monkeypatch.setattr(tested, "_PATIENCE_S", 0.05)
+
+    def refuse(_: object) -> None:
+        raise RendezvousError("no store at head:29400: what answers is no store")
+
+    monkeypatch.setattr(tested, "connect", refuse)
+    with pytest.raises(LeaderMissingError, match="nobody leads .* what answers is no store") as raised:
+        world.call(1, _never)
+    assert INTERRUPTED == raised.value.exit_code

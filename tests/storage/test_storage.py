@@ -53,6 +53,21 @@ def test_create_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert storage.list() == ["one"]
 
 
+def test_link_whose_answer_was_lost_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network file system asks again then, and finds what it has made."""
+    link = os.link
+
+    def asked_twice(source: Path, target: Path) -> None:
+        link(source, target)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", asked_twice)
+    storage = Storage(str(tmp_path))
+    assert storage.create("one", b"first")
+    assert not storage.create("one", b"first")
+    assert storage.list() == ["one"]
+
+
 def test_unwritable_folder_is_named(tmp_path: Path) -> None:
     """The error names key, URI and cause, and says what to do."""
     blocked = tmp_path / "file"

@@ -16,13 +16,17 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
-from elasticflow.errors import NOT_STARTED
+from elasticflow.errors import INTERRUPTED, NOT_STARTED
 from elasticflow.launcher.machines.order import LEAVE, Order
 from elasticflow.system.file_lock import FileLock, LockHeldError
+from elasticflow.system.polling import readable
 from elasticflow.system.process_record import ProcessRecord
 from elasticflow.system.processes import boot_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _LOOK_S = 0.1
 # Seconds beyond the node's own time to exit, for its last snapshot.
@@ -35,8 +39,8 @@ def main() -> int:
     """Run what the first line of standard input orders; return its exit code, 128 and more if a signal killed it."""
     order = Order.from_line(sys.stdin.readline())
     lock = _take_lock(order)
-    if lock is None:
-        return NOT_STARTED
+    if isinstance(lock, int):
+        return lock
     node = _start(order, lock.descriptor)
     lock.write(ProcessRecord.of(node.pid), node=order.host, launch=order.launch)
     # The node has the lock now, for as long as it lives.
@@ -78,8 +82,16 @@ def lock_path(order: Order) -> Path:
     return folder / f"{hashlib.sha256(place.encode()).hexdigest()[:16]}.lock"
 
 
-def _take_lock(order: Order) -> FileLock | None:
-    """Return the run's lock on this machine; None, with the reason said, if this launch has a node here by another name.
+def _is_cut_off() -> bool:
+    """Return whether standard input has ended, or asks to leave: what follows the order comes once a node runs."""
+    return bool(readable((0,), 0))
+
+
+def _take_lock(order: Order, is_cut_off: Callable[[], bool] = _is_cut_off) -> FileLock | int:
+    """Return the run's lock on this machine, or this process' exit code.
+
+    `NOT_STARTED`, with the reason said, if this launch has a node here by another name. `INTERRUPTED` once *is_cut_off*: a later
+    connection may have its node here by now, which is not to be asked to leave.
 
     A node that has lost its connection is asked to leave, and killed if it does not.
     """
@@ -93,12 +105,14 @@ def _take_lock(order: Order) -> FileLock | None:
             if "launch" in held.note:
                 if order.launch and held.note["launch"] == order.launch and held.note["node"] != order.host:
                     _refuse(order, held)
-                    return None
+                    return NOT_STARTED
                 if asked is None or asked[0] != held.holder:
                     asked = held.holder, time.monotonic()
                     _ask_to_leave(held)
                 elif time.monotonic() > asked[1] + order.grace_s + _ENDING_S and held.holder is not None:
                     held.holder.send(signal.SIGKILL)
+        if is_cut_off():
+            return INTERRUPTED
         time.sleep(_LOOK_S)
 
 

@@ -299,9 +299,8 @@ class Lifecycle:
         error = f"the agent of {node} {end.cause}"
         self._nodes.note_agent_end(node, end)
         self._node_lost(node, "agent_lost", error)
-        if not is_busy and self._nodes.are_enough:  # a spare that keeps dying is let go
-            self._nodes.note_loss(node)
-            if not self._nodes.may_come_back(node):
+        if not is_busy and self._nodes.are_enough:
+            if would_end_again(self._nodes.unready_ends(node)):  # nobody needs it
                 self._do(ForgetAgent(node))
                 return
         elif not is_busy:

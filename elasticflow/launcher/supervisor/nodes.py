@@ -61,7 +61,6 @@ class Nodes:
         self.shard = shard
         self._by_name: dict[str, Node] = {}
         self._expected: set[str] = set()
-        self._losses: dict[str, int] = {}
         self._unready_ends: dict[str, tuple[str, ...]] = {}
         # Names, and machines with their reasons: a machine that joins again has another name.
         self._excluded: set[str] = set()
@@ -157,14 +156,6 @@ class Nodes:
     def unready_ends(self, name: str) -> tuple[str, ...]:
         """Return how the agents of node *name* ended, one after the other, since one was ready."""
         return self._unready_ends.get(name, ())
-
-    def note_loss(self, name: str) -> None:
-        """Take in that node *name* was lost while no one needed it."""
-        self._losses[name] = self._losses.get(name, 0) + 1
-
-    def may_come_back(self, name: str) -> bool:
-        """Return whether to start node *name* again, which was lost while no one needed it."""
-        return self._losses.get(name, 0) <= _TOO_OFTEN
 
     def note_failure(self, name: str, error: str) -> list[Command]:
         """Take in that a generation failed first on node *name*.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elasticflow.errors import NOT_STARTED
+from elasticflow.errors import INTERRUPTED, NOT_STARTED
 from elasticflow.launcher.machines import remote
 from elasticflow.launcher.machines.order import Order
 from elasticflow.system.file_lock import FileLock
@@ -39,8 +39,14 @@ def order(folder: Path, host: str, launch: str) -> Order:
     return Order(str(folder), ("--version",), {}, "job/run", 0.0, host, launch)
 
 
+def started() -> subprocess.Popen[str]:
+    """Return what ssh starts."""
+    program = [sys.executable, "-m", "elasticflow.launcher.machines.remote"]
+    return subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
 def ordered(what: Order) -> tuple[int, str]:
-    """Return the exit code of what ssh starts, and all that it says; as long as its standard input stays open."""
+    """Return the exit code of what ssh starts, and all that it says; its standard input ends after the order."""
     done = subprocess.run(
         [sys.executable, "-m", "elasticflow.launcher.machines.remote"],
         input=what.to_line(),
@@ -71,8 +77,8 @@ def test_process_of_another_machine_is_left_alone(
             os.sched_yield()
 
     monkeypatch.setattr(time, "sleep", give_up)
-    taken = remote._take_lock(what)
-    assert taken is not None
+    taken = remote._take_lock(what, lambda: False)
+    assert isinstance(taken, FileLock)
     taken.close()
     assert sleeping.poll() is None
 
@@ -117,11 +123,31 @@ def test_node_that_lost_its_connection_makes_room(tmp_path: Path, monkeypatch: p
     lock.write(ProcessRecord.of(node.pid), node="a", launch="one")
     lock.close()
 
-    code, said = ordered(what)
-    assert 128 + signal.SIGTERM == code  # its own standard input has ended
-    assert f"process {node.pid} on" in said
-    assert "\na node on" in said
+    with started() as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(what.to_line())
+        process.stdin.flush()
+        asked, begun = process.stdout.readline(), process.stdout.readline()
+    assert f"process {node.pid} on" in asked
+    assert begun.startswith("a node on")
     assert -signal.SIGTERM == node.wait(60)
+
+
+def test_process_whose_connection_is_gone_waits_for_no_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleeping: subprocess.Popen[bytes]
+) -> None:
+    """The node that has the lock next is that of a later connection, and would be asked to leave."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    what = order(tmp_path, "a", "one")
+    lock = FileLock.take(remote.lock_path(what))  # of a process that has not begun its node yet
+    code, said = ordered(what)
+    lock.write(ProcessRecord.of(sleeping.pid), node="a", launch="one")
+    lock.close()
+
+    assert (INTERRUPTED, "") == (code, said)
+    assert sleeping.poll() is None
 
 
 def test_the_last_words_of_a_node_are_passed_on(tmp_path: Path) -> None:

@@ -296,6 +296,16 @@ def test_agent_of_a_spare_that_keeps_dying_is_let_go(cluster: Trial) -> None:
     assert events.BUDGET_CHARGED not in cluster.names()
 
 
+def test_agent_of_a_spare_that_others_kill_is_started_again(cluster: Trial) -> None:
+    """A kill says nothing about the next agent, and the node may be needed later."""
+    start(cluster, "n0", "n1", "n2")
+    for _ in range(5):
+        cluster.join("n3")
+        assert cluster.agent_died("n3", AgentEnd(-9))
+
+    assert [] == cluster.agents.forgotten
+
+
 def test_agent_of_a_node_that_is_needed_is_no_spare(cluster: Trial) -> None:
     """Others are ready, but too few: it is started again at the budget's cost, not let go."""
     cluster.least = 2
