@@ -35,8 +35,6 @@ _PATIENCE_S = 600.0
 _AGAIN_S = 1.0
 # A scheduler is asked for the leading machine once nobody has led for so many tries, and then after as many as the period.
 _ASKED_AFTER, _ASKED_EVERY = 5, 15
-# Tries in which the store, or what answers in its place, cannot be used; each may take ten seconds.
-_MOST_UNREACHED = 6
 
 
 def lead_or_join(
@@ -69,8 +67,8 @@ def lead_or_join(
     plan = plan_job(request.job, project_root=request.project_root, job_files=request.files)
     check_rank(plan, request.node_rank)
     network.check(plan.interface)
-    last = locked = unreached = 0
-    failing_since: float | None = None
+    last = locked = 0
+    patience = _Patience(address, say)
     while True:
         if _may_lead(plan, request.node_rank, address, say, why_leader_is_lost):
             try:
@@ -84,33 +82,45 @@ def lead_or_join(
                     raise
             except RendezvousError as error:
                 # The store answered a moment ago: it may be on its way to come back.
-                unreached += 1
-                is_missing_here = isinstance(error.__cause__, ImportError)
-                if not plan.is_store_outside or is_missing_here or unreached > _MOST_UNREACHED:
+                if not plan.is_store_outside or isinstance(error.__cause__, ImportError):
                     raise
-                say(f"{_first_line(error)}: looking again")
+                patience.spend(error)
                 continue
         try:
             code, last = _take_part(request, plan, address, last, say)
         except (StoreLostError, LaunchNotFoundError, RendezvousError) as error:
-            failing_since = failing_since or time.monotonic()
-            if time.monotonic() > failing_since + _PATIENCE_S:
-                message = f"nobody leads the run at {address}: {_first_line(error)}"
-                raise LeaderMissingError(
-                    message, "see what answers there; the same command waits again"
-                ) from error
-            say(f"{_first_line(error)}: looking again")
-            # What answers there may be a proxy, or another program, which is not asked a thousand times a second.
-            time.sleep(_AGAIN_S)
+            patience.spend(error)
             continue
         if code is not None:
             return code
-        locked = unreached = 0
-        failing_since = None
+        locked, patience = 0, _Patience(address, say)
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]
+class _Patience:
+    """The time for which one error after the other is waited out: what answers may be a proxy, or another program."""
+
+    def __init__(self, address: Address, say: Callable[[str], None]) -> None:
+        self._address, self._say = address, say
+        self._since: float | None = None
+        self._said = ""
+
+    def spend(self, error: Exception) -> None:
+        """Say that *error* is waited out, unless that was said last, and wait a moment.
+
+        Raises:
+            LeaderMissingError: the first error came ten minutes ago.
+        """
+        now, reason = time.monotonic(), str(error).splitlines()[0]
+        self._since = self._since or now
+        if now > self._since + _PATIENCE_S:
+            message = f"nobody leads the run at {self._address}: {reason}"
+            raise LeaderMissingError(
+                message, "see what answers there; the same command waits again"
+            ) from error
+        if reason != self._said:
+            self._said = reason
+            self._say(f"{reason}: looking again")
+        time.sleep(_AGAIN_S)
 
 
 def _may_lead(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from elasticflow.cli.output import show_warnings
+from elasticflow.cli.train.run_options import run_id_of
 from elasticflow.errors import INTERRUPTED, HostsError
-from elasticflow.run_folder import new_run_id
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,7 +46,7 @@ def run_hosts(options: RunOptions, path: Path) -> int:
             f"{path} has {len(hosts)} hosts, and nodes.max is {job.nodes.max}",
             f"--set nodes.max={len(hosts)}, or take hosts out",
         )
-    run_id = options.run_id or new_run_id()
+    run_id = run_id_of(options.run_id, loaded.case)
     options.say(f"run {run_id} on {', '.join(host.target for host in hosts)}, which meet at {endpoint}")
     grace_s = parse_duration(job.snapshots.grace)
     # Each host gets the token by ssh, and nothing else needs it.

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 
 LEAVE = "leave"
 """A line that asks the node to exit: once, as SIGTERM does; twice: at once."""
+CANCELLED = 76
+"""Exit code of a node whose run `elasticflow cancel` has ended; one that was asked to leave its host alone exits with `INTERRUPTED`."""
 
 
 @dataclass(frozen=True)
@@ -15,7 +17,7 @@ class Order:
 
     Attributes:
         environment: Variables that the command has besides those of the host.
-        run: The run: one node of it lives on a host at a time.
+        run: Path of the run's folder below that of all runs: one node of the run lives on a host at a time.
         grace_s: Seconds that a node has to exit.
         host: The host, as the file of hosts names it; empty: it is not in such a file.
         launch: Id of the command that starts the nodes, another one at each start.

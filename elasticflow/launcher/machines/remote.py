@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from elasticflow.errors import INTERRUPTED, NOT_STARTED
-from elasticflow.launcher.machines.order import LEAVE, Order
+from elasticflow.launcher.machines.order import CANCELLED, LEAVE, Order
+from elasticflow.run_folder import RUNS, RunFolder
 from elasticflow.system.file_lock import FileLock, LockHeldError
 from elasticflow.system.polling import readable
 from elasticflow.system.process_record import ProcessRecord
@@ -55,6 +56,8 @@ def main() -> int:
     code = node.wait()
     # A process that the node left behind may keep its output open.
     copying.join(_LAST_WORDS_S)
+    if code == INTERRUPTED and RunFolder(Path(order.folder) / RUNS / order.run).cancel.exists():
+        return CANCELLED
     return 128 - code if code < 0 else code
 
 

@@ -13,7 +13,7 @@ import time
 from typing import IO, TYPE_CHECKING
 
 from elasticflow.errors import INTERRUPTED, NOT_STARTED, HostsError
-from elasticflow.launcher.machines.order import LEAVE
+from elasticflow.launcher.machines.order import CANCELLED, LEAVE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -109,6 +109,8 @@ class HostProcess(threading.Thread):
             self._say(f"{self.host.target}: {self._why(code)}; it is started again in {pause_s:.0f} s")
             if self._is_over.wait(pause_s):
                 break
+        if code == CANCELLED:
+            code = INTERRUPTED
         self.exit_code = NOT_STARTED if code == _SSH_FAILED and self._is_final(code) else code
 
     def finish(self) -> None:

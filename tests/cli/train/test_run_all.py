@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from elasticflow.jobfile.load import LoadedJob
+    from elasticflow.launcher.machines.order import Order
     from elasticflow.run_folder import RunFolder
 
 SWEEP = """extends = "mnist.toml"
@@ -267,3 +268,19 @@ def test_a_flag_that_decides_for_an_axis_is_warned_of(ran: Callable[..., Ran]) -
     assert " --> --set:1:5" in out
     assert "change the axis instead: --set 'matrix.axes.job.seed=[...]'" in out
     assert ran("plan", "jobs/sweep.toml", "--case", "seed1", "--set", "job.seed=7")[0] == 0
+
+
+def test_hosts_are_told_the_run_of_a_case(
+    project: Path, monkeypatch: pytest.MonkeyPatch, ran: Callable[..., Ran]
+) -> None:
+    """By the path of its folder, in which a host sees that the run was cancelled."""
+    runs: list[str] = []
+
+    def run_on_hosts(orders: list[tuple[object, Order]], *_: object, **__: object) -> int:
+        runs.extend(order.run for _, order in orders)
+        return 0
+
+    monkeypatch.setattr("elasticflow.launcher.machines.run_on_hosts.run_on_hosts", run_on_hosts)
+    (project / "hosts.txt").write_text("a\n", "utf-8")
+    ran("run", "jobs/sweep.toml", "--hosts", "hosts.txt", "--run-id", "tuning", "--case", "wide")
+    assert ["mnist-wide/tuning-wide"] == runs

@@ -9,7 +9,7 @@ import pytest
 from elasticflow.errors import INTERRUPTED, HostsError
 from elasticflow.launcher.machines import ssh
 from elasticflow.launcher.machines.hosts_file import Host, read_hosts
-from elasticflow.launcher.machines.order import Order
+from elasticflow.launcher.machines.order import CANCELLED, Order
 from elasticflow.launcher.machines.ssh import HostProcess, check_resolves
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ def test_host_that_leads_nowhere_is_refused(tmp_path: Path, monkeypatch: pytest.
         ("echo 'me@n: Permission denied (publickey).' >&2; exit 255", 2),
         ("test -e gone && exit 1; touch gone; exit 255", 1),
         ("test -e gone && exit 0; touch gone; exit 75", 0),
+        (f"exit {CANCELLED}", INTERRUPTED),
         ("test -e gone && exit 0; touch gone; exit 137", 0),
     ],
 )

@@ -14,7 +14,7 @@ import pytest
 
 from elasticflow.errors import INTERRUPTED, NOT_STARTED
 from elasticflow.launcher.machines import remote
-from elasticflow.launcher.machines.order import Order
+from elasticflow.launcher.machines.order import CANCELLED, Order
 from elasticflow.system.file_lock import FileLock
 from elasticflow.system.process_record import ProcessRecord
 
@@ -170,3 +170,21 @@ def test_the_last_words_of_a_node_are_passed_on(tmp_path: Path) -> None:
         started.stdin.flush()
         lines = started.stdout.read().splitlines()
     assert lines[1:] == ["line"] * 9999 + ["last words"]
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_run_that_was_cancelled_is_not_to_be_started_again(tmp_path: Path, *, is_cancelled: bool) -> None:
+    """A node that was asked to leave its host alone exits with the same code, and is started again."""
+    program = """if True:
+        import subprocess, sys
+        from elasticflow.launcher.machines import remote
+        remote._start = lambda order, lock: subprocess.Popen(["sh", "-c", "exit 75"], stdout=subprocess.PIPE)
+        sys.exit(remote.main())
+    """
+    if is_cancelled:
+        cancel = tmp_path / "runs" / "job" / "run" / "cancel"
+        cancel.parent.mkdir(parents=True)
+        cancel.touch()
+    line = order(tmp_path, "a", "one").to_line()
+    done = subprocess.run([sys.executable, "-c", program], input=line, text=True, timeout=60, check=False)
+    assert done.returncode == (CANCELLED if is_cancelled else INTERRUPTED)
