@@ -25,8 +25,9 @@ from elasticflow.launcher.launch import check_torch
 from elasticflow.launcher.rendezvous import network
 from elasticflow.launcher.rendezvous.invitation import Invitation
 from elasticflow.launcher.rendezvous.leadership import NAME_REMEDY, connect, newest_launch, store_address_of
-from elasticflow.launcher.rendezvous.store_keys import EXIT_CODE, INVITATION, LAUNCH, join_store
+from elasticflow.launcher.rendezvous.store_keys import EXIT_CODE, INVITATION, LAUNCH
 from elasticflow.launcher.rendezvous.token import given_token
+from elasticflow.protocol import control_store
 from elasticflow.protocol.json_codec import from_json
 from elasticflow.protocol.store_address import StoreLostError, joined
 from elasticflow.run_folder import RunFolder, snapshot_place
@@ -202,7 +203,7 @@ def await_launch(
     for attempt, _ in enumerate(attempts(_CONNECT_S, _AGAIN_S / 2)):
         number = newest_launch(keys)
         if number > last:
-            launch = join_store(store_address.under(str(number)), looks_at="")
+            launch = control_store.connect(store_address.under(str(number)))
             if launch.check([INVITATION]) and not launch.check([EXIT_CODE]):
                 return number
         if attempt == 0:
@@ -250,7 +251,7 @@ def check_shared(
 
 def store_of_node(store_address: StoreAddress) -> RemoteControlStore:
     """Return the launch's keys for a machine that takes part: what it looks at all the time is sent to it."""
-    return join_store(store_address, looks_at=LAUNCH, answer_s=_ANSWER_S)
+    return control_store.connect(store_address, LAUNCH, answer_s=_ANSWER_S)
 
 
 def _require_newest(store: ControlStore, store_address: StoreAddress) -> None:
@@ -260,7 +261,7 @@ def _require_newest(store: ControlStore, store_address: StoreAddress) -> None:
         StoreLostError: it is over, or another one has followed.
     """
     prefix, _, number = store_address.prefix.rpartition("/")
-    keys = join_store(replace(store_address, prefix=prefix), looks_at="", answer_s=_ANSWER_S)
+    keys = control_store.connect(replace(store_address, prefix=prefix), answer_s=_ANSWER_S)
     if store.check([EXIT_CODE]) or newest_launch(keys) != int(number):
         raise StoreLostError(f"the launch at {store_address.endpoint} is over")
 

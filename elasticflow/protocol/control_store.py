@@ -56,14 +56,12 @@ class RemoteControlStore(ControlStore, Protocol):
         """Return the value of *key*, once it has one, within *limit_s*: five minutes by default."""
 
 
-def connect(
-    address: StoreAddress, mirrored: tuple[str, ...] = (), answer_s: float = ANSWER_S
-) -> RemoteControlStore:
+def connect(address: StoreAddress, looks_at: str = "", answer_s: float = ANSWER_S) -> RemoteControlStore:
     """Return a client of the store at *address*.
 
     Args:
         address: Where it is served, and below which prefix its keys lie.
-        mirrored: First words of keys that this process looks at all the time: the store sends their changes.
+        looks_at: First word of the keys that this process looks at all the time: the store sends their changes. Empty: none.
         answer_s: Seconds within which a server other than etcd has to answer.
 
     Raises:
@@ -72,7 +70,7 @@ def connect(
     if address.backend == "etcd-v2":
         from elasticflow.protocol.etcd_store import EtcdControlStore
 
-        return EtcdControlStore(address, mirrored)
+        return EtcdControlStore(address, looks_at)
     from elasticflow.protocol.tcp_store import TcpControlStore
 
-    return TcpControlStore(address, mirrored, answer_s)
+    return TcpControlStore(address, looks_at, answer_s)

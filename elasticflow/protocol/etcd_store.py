@@ -23,7 +23,7 @@ import etcd
 from elasticflow.protocol.store_address import StoreLostError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from elasticflow.protocol.store_address import StoreAddress
 
@@ -51,20 +51,17 @@ class EtcdControlStore:
 
     Args:
         address: The address of etcd, and the prefix of the keys.
-        mirrored: First words of keys that this process looks at often: their `check` and `get` see what etcd had a
-            moment ago, and cost no request.
+        looks_at: First word of the keys that this process looks at often: their `check` and `get` see what etcd had a
+            moment ago, and cost no request. Empty: none.
         patience_s: How long a lost connection is tried again.
     """
 
-    def __init__(
-        self, address: StoreAddress, mirrored: Iterable[str] = (), patience_s: float = PATIENCE_S
-    ) -> None:
+    def __init__(self, address: StoreAddress, looks_at: str = "", patience_s: float = PATIENCE_S) -> None:
         self._address, self._patience_s = address, patience_s
         self._client = _client(address)
-        self._mirrors = {
-            folder: _Mirror(_client(address), f"/{address.prefix}/{folder}", patience_s)
-            for folder in mirrored
-        }
+        self._looks_at = looks_at
+        if looks_at:
+            self._mirror = _Mirror(_client(address), f"/{address.prefix}/{looks_at}", patience_s)
 
     @property
     def patience_s(self) -> float:
@@ -141,9 +138,8 @@ class EtcdControlStore:
             self._ask(self._client.delete, f"/{self._address.prefix}", recursive=True)
 
     def _look(self, key: str) -> bytes | None:
-        folder = key.partition("/")[0]
-        if folder in self._mirrors:
-            return self._mirrors[folder].value(self._path(key))
+        if key.partition("/")[0] == self._looks_at:
+            return self._mirror.value(self._path(key))
         try:
             return _bytes(self._ask(self._client.read, self._path(key)).value)
         except etcd.EtcdKeyNotFound:

@@ -26,7 +26,7 @@ from elasticflow.protocol.handshake import greet
 from elasticflow.protocol.store_address import StoreLostError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from elasticflow.protocol.store_address import StoreAddress
 
@@ -116,8 +116,8 @@ class TcpControlStore:
 
     Args:
         address: The store's address, and the prefix of the keys.
-        mirrored: First words of keys that this process looks at often: the server sends their changes, so that their
-            `check` and `get` see what it had a moment ago and cost no request.
+        looks_at: First word of the keys that this process looks at often: the server sends their changes, so that their
+            `check` and `get` see what it had a moment ago and cost no request. Empty: none.
         answer_s: Seconds within which the server has to answer.
 
     Attributes:
@@ -128,15 +128,14 @@ class TcpControlStore:
         TokenRefusedError: the server has another token than *address*.
     """
 
-    def __init__(self, address: StoreAddress, mirrored: Iterable[str] = (), answer_s: float = 60.0) -> None:
-        self._address, self._answer_s = address, answer_s
+    def __init__(self, address: StoreAddress, looks_at: str = "", answer_s: float = 60.0) -> None:
+        self._address, self._looks_at, self._answer_s = address, looks_at, answer_s
         self._lock = threading.Lock()
         self._connection = _Connection(address, answer_s)
-        self._mirrors = {
-            word: _Mirror(_Connection(address, answer_s), self._path(f"{word}/").decode())
-            for word in mirrored
-        }
-        connections = [self._connection, *(mirror.connection for mirror in self._mirrors.values())]
+        connections = [self._connection]
+        if looks_at:
+            connections.append(_Connection(address, answer_s))
+            self._mirror = _Mirror(connections[1], self._path(f"{looks_at}/").decode())
         # The connections end with the last reference to this object, as those of torch's store do.
         self.close = weakref.finalize(self, _close, connections)
 
@@ -155,9 +154,8 @@ class TcpControlStore:
         Raises:
             StoreLostError: it got none in time, or the store does not answer.
         """
-        mirror = self._mirrors.get(key.partition("/")[0])
-        if mirror is not None:
-            return mirror.await_value(self._path(key).decode(), limit_s)
+        if self._is_mirrored(key):
+            return self._mirror.await_value(self._path(key).decode(), limit_s)
         _, parts = self._ask(Request.GET, self._path(key), limit_s=limit_s)
         return parts[0]
 
@@ -175,19 +173,18 @@ class TcpControlStore:
         """Return whether all *keys* have values, without waiting for any."""
         asked = []
         for key in keys:
-            mirror = self._mirrors.get(key.partition("/")[0])
-            if mirror is None:
+            if not self._is_mirrored(key):
                 asked.append(self._path(key))
-            elif mirror.value(self._path(key).decode()) is None:
+            elif self._mirror.value(self._path(key).decode()) is None:
                 return False
         return not asked or self._ask(Request.CHECK, *asked)[0] == Answer.YES
 
     def changed(self, folder: str) -> list[str] | None:
-        """Return the keys below *folder*, which is mirrored, that were given a value since the last call.
+        """Return the keys below *folder*, which this process looks at, that were given a value since the last call.
 
         None at the first call: any may have been.
         """
-        paths = self._mirrors[folder.partition("/")[0]].changed(self._path(f"{folder}/").decode())
+        paths = self._mirror.changed(self._path(f"{folder}/").decode())
         start = len(self._path(""))
         return None if paths is None else [path[start:] for path in paths]
 
@@ -198,6 +195,9 @@ class TcpControlStore:
     def forget(self) -> None:
         """Remove all keys below the address's prefix."""
         self._ask(Request.FORGET, self._path(""))
+
+    def _is_mirrored(self, key: str) -> bool:
+        return self._looks_at == key.partition("/")[0]
 
     def _path(self, key: str) -> bytes:
         return f"{self._address.prefix}/{key}".encode()

@@ -87,7 +87,7 @@ def test_copy_of_a_folder_follows_it(place: StoreAddress) -> None:
     """Those who look all the time see changes within moments, also after more of them than etcd remembers."""
     told = EtcdControlStore(place)
     told.set("orders/round/1", "one")
-    agent = EtcdControlStore(place, mirrored=("orders",))
+    agent = EtcdControlStore(place, looks_at="orders")
 
     assert b"one" == agent.get("orders/round/1")
     told.set("orders/stop/1", "1")
@@ -106,7 +106,7 @@ def test_copy_of_a_folder_follows_it(place: StoreAddress) -> None:
 def test_copy_of_a_folder_is_followed_as_long_as_somebody_has_it(place: StoreAddress) -> None:
     """A process that leads many launches is not left with a thread of each."""
     before = set(threading.enumerate())
-    store = EtcdControlStore(place, mirrored=("orders",))
+    store = EtcdControlStore(place, looks_at="orders")
     assert not store.check(["orders/stop/1"])
     [following] = set(threading.enumerate()) - before
     del store
@@ -122,7 +122,7 @@ def test_restart_of_etcd_is_waited_for(tmp_path: Path) -> None:
         with servers.etcd(folder) as port:
             place = StoreAddress("127.0.0.1", port, "elasticflow/job/1", "etcd-v2")
             EtcdControlStore(place).set("orders/round/1", "one")
-            agent = EtcdControlStore(place, mirrored=("orders",), patience_s=0.5)
+            agent = EtcdControlStore(place, looks_at="orders", patience_s=0.5)
             assert agent.check(["orders/round/1"])
     except servers.MissingServerError as error:
         pytest.skip(str(error))

@@ -34,10 +34,10 @@ from elasticflow.launcher.agent.workers import (
 from elasticflow.launcher.fork_server.helpers import HelperLostError
 from elasticflow.launcher.rendezvous import network
 from elasticflow.launcher.rendezvous.sender import FileSender
-from elasticflow.launcher.rendezvous.store_keys import is_requested, join_store, requested_check
+from elasticflow.launcher.rendezvous.store_keys import ORDERS, is_requested, requested_check
 from elasticflow.launcher.rendezvous.supervisor_channel import Orders, Outbox
 from elasticflow.launcher.restarts.failures import aborted_by_nccl
-from elasticflow.protocol import worker_environment
+from elasticflow.protocol import control_store, worker_environment
 from elasticflow.protocol.messages import Activity, NodeReady
 from elasticflow.protocol.store_address import StoreLostError
 from elasticflow.run_folder import RunFolder
@@ -413,7 +413,7 @@ def build_agent(
         TorchrunRefusedError: torchrun refuses these arguments.
         HelperLostError: the fork server has ended.
     """
-    store = join_store(config.store_address)
+    store = control_store.connect(config.store_address, ORDERS)
     outbox = Outbox(store)
 
     def tell(module: str) -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from elasticflow.launcher.fork_server.helpers import STORE_LOST
 from elasticflow.launcher.rendezvous.liveness import Beat
-from elasticflow.launcher.rendezvous.store_keys import beat_key, is_released, join_store, release_folder
+from elasticflow.launcher.rendezvous.store_keys import beat_key, is_released, release_folder
+from elasticflow.protocol import control_store
 from elasticflow.protocol.messages import NodeLeaving
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class NodeHeartbeat:
         self._is_released = False
         address = config.store_address
         self._beat = Beat(
-            lambda: join_store(address, looks_at=release_folder(outbox.number)),
+            lambda: control_store.connect(address, release_folder(outbox.number)),
             beat_key(outbox.number),
             _LONGEST_SILENCE_S,
             # Other nodes have replaced a node that is cut off; its workers end with this process.

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING
 from elasticflow.errors import INTERRUPTED, LedElsewhereError, RendezvousError
 from elasticflow.launcher.rendezvous.liveness import Beat, SupervisorWatch
 from elasticflow.launcher.rendezvous.network import listen
-from elasticflow.launcher.rendezvous.store_keys import EXIT_CODE, SUPERVISOR_BEAT, TOLD, join_store
+from elasticflow.launcher.rendezvous.store_keys import EXIT_CODE, SUPERVISOR_BEAT, TOLD
 from elasticflow.launcher.rendezvous.token import new_token
+from elasticflow.protocol import control_store
 from elasticflow.protocol.store_address import StoreAddress, StoreLostError, is_here, split
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class LaunchStore:
             StoreLostError: the store does not answer.
         """
         if self.server is None:
-            return join_store(self.address, looks_at=TOLD)
+            return control_store.connect(self.address, TOLD)
         self.server.store(self.address.prefix.rpartition("/")[0]).set(_NEWEST, "1")
         return self.server.store(self.address.prefix)
 
@@ -158,7 +159,7 @@ def _start_beat(address: StoreAddress) -> Beat:
 
     # A request that fails is left to the supervisor, which sees that, too; one that never returns is not.
     beat = Beat(
-        lambda: join_store(address, looks_at=""),
+        lambda: control_store.connect(address),
         SUPERVISOR_BEAT,
         _LONGEST_SILENCE_S,
         when_silent=end_process,
@@ -182,7 +183,7 @@ def connect(address: StoreAddress) -> ControlStore:
     """
     try:
         socket.create_connection((address.host, address.port), timeout=_ANSWER_S).close()
-        store = join_store(address, looks_at="", answer_s=_ANSWER_S)
+        store = control_store.connect(address, answer_s=_ANSWER_S)
         store.check([_NEWEST])
     except (OSError, ImportError, StoreLostError) as error:
         if isinstance(error, socket.gaierror):
@@ -221,7 +222,7 @@ def _lead(store: ControlStore, address: StoreAddress) -> int:
         if store.add(f"claim/{number}", 1) == 1 and newest_launch(store) < number:
             store.set(_NEWEST, str(number))
             # The keys of older launches are not read any more, and the store outlives all runs.
-            join_store(address.under(str(number - 2)), looks_at="").forget()
+            control_store.connect(address.under(str(number - 2))).forget()
             return number
         deadline = time.monotonic() + _CLAIM_S
         while time.monotonic() < deadline:  # the process that claimed it may have died right after
@@ -231,7 +232,7 @@ def _lead(store: ControlStore, address: StoreAddress) -> int:
 
 
 def _is_led(address: StoreAddress) -> bool:
-    store = join_store(address, looks_at="")
+    store = control_store.connect(address)
     if store.check([EXIT_CODE]):
         return False
     watch = SupervisorWatch(store)

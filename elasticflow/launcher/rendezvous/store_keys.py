@@ -30,12 +30,9 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING
 
-from elasticflow.protocol import control_store
-
 if TYPE_CHECKING:
-    from elasticflow.protocol.control_store import ControlStore, RemoteControlStore
+    from elasticflow.protocol.control_store import ControlStore
     from elasticflow.protocol.messages import GenerationRequest
-    from elasticflow.protocol.store_address import StoreAddress
 
 TOLD = "told"
 ORDERS = "orders"
@@ -51,22 +48,6 @@ FILES_WANTED = f"{ORDERS}/files"
 CHECK_WANTED = f"{ORDERS}/check"
 # Nodes whose parts lie together, about: each agent reads so many, and the supervisor writes so many at a time.
 _BLOCK = 32
-
-
-def join_store(
-    address: StoreAddress, *, looks_at: str = ORDERS, answer_s: float = control_store.ANSWER_S
-) -> RemoteControlStore:
-    """Return a client of the control store at *address*.
-
-    Args:
-        address: Where it is served, and below which prefix its keys lie.
-        looks_at: First word of the keys that are looked at all the time; empty for none.
-        answer_s: Seconds that a server other than etcd has to answer in.
-
-    Raises:
-        StoreLostError: it does not answer.
-    """
-    return control_store.connect(address, (looks_at,) if looks_at else (), answer_s)
 
 
 def message_key(outbox: int, number: int) -> str:

@@ -82,7 +82,7 @@ def test_clients_go_on_where_they_were(address: StoreAddress, tmp_path: Path) ->
     server = _serve(address, tmp_path)
     asking, looking, waiting = (
         TcpControlStore(address),
-        TcpControlStore(address, mirrored=("orders",)),
+        TcpControlStore(address, looks_at="orders"),
         TcpControlStore(address),
     )
     for key in ("orders/one", "orders/two"):
@@ -133,7 +133,7 @@ def test_server_that_lost_its_state_is_not_taken_for_the_one_before(
 ) -> None:
     """With another folder, or none, the launch is not known any more."""
     server = _serve(address, tmp_path / "one")
-    clients = [TcpControlStore(address), TcpControlStore(address, mirrored=("orders",))]
+    clients = [TcpControlStore(address), TcpControlStore(address, looks_at="orders")]
     server.close()
     server = _serve(address, tmp_path / "two")
     for client, key in zip(clients, ("a", "orders/a"), strict=True):

@@ -14,8 +14,9 @@ from elasticflow.compiler.plan.launch_plan import plan_job
 from elasticflow.launcher.rendezvous import leadership, liveness
 from elasticflow.launcher.rendezvous.leadership import connect, newest_launch, open_store, store_address_of
 from elasticflow.launcher.rendezvous.liveness import SupervisorWatch
-from elasticflow.launcher.rendezvous.store_keys import EXIT_CODE, join_store
+from elasticflow.launcher.rendezvous.store_keys import EXIT_CODE, ORDERS
 from elasticflow.launcher.rendezvous.store_server import StoreServer
+from elasticflow.protocol import control_store
 from elasticflow.protocol.store_address import StoreAddress, StoreLostError
 from tests.compiler.jobs import make_job
 
@@ -73,7 +74,7 @@ def test_free_port_is_chosen_and_told_to_others(tmp_path: Path) -> None:
         assert found.server is not None
         assert found.endpoint == found.address.endpoint
         found.connect().set("a", "1")
-        assert b"1" == join_store(found.address, looks_at="").get("a")
+        assert b"1" == control_store.connect(found.address).get("a")
     finally:
         found.close()
 
@@ -118,9 +119,9 @@ def test_keys_of_launches_long_over_are_forgotten(served: StoreAddress, tmp_path
         launches[-1].connect().set(EXIT_CODE, "0")
         launches[-1].close()
 
-    kept = [join_store(launch.address, looks_at="").check([EXIT_CODE]) for launch in launches]
+    kept = [control_store.connect(launch.address).check([EXIT_CODE]) for launch in launches]
     assert [False, True, True] == kept
-    assert join_store(store_address_of(plan, served.host, served.port), looks_at="").check(["newest"])
+    assert control_store.connect(store_address_of(plan, served.host, served.port)).check(["newest"])
 
 
 def test_runs_of_other_jobs_use_the_same_store(served: StoreAddress, tmp_path: Path) -> None:
@@ -135,7 +136,7 @@ def test_runs_of_other_jobs_use_the_same_store(served: StoreAddress, tmp_path: P
 def test_claim_of_a_process_that_died_is_passed_over(served: StoreAddress, tmp_path: Path) -> None:
     """It had claimed the next launch and never led it."""
     plan = plan_for(served, tmp_path)
-    keys = join_store(store_address_of(plan, served.host, served.port))
+    keys = control_store.connect(store_address_of(plan, served.host, served.port), ORDERS)
     keys.add("claim/1", 1)
     found = open_store(plan)
     found.close()
@@ -148,7 +149,7 @@ def test_leader_that_died_before_its_first_sign_of_life_is_passed_over(
 ) -> None:
     """It had claimed the launch and told its number: no one would ever lead the job again if that counted as life."""
     plan = plan_for(served, tmp_path)
-    keys = join_store(store_address_of(plan, served.host, served.port))
+    keys = control_store.connect(store_address_of(plan, served.host, served.port), ORDERS)
     keys.add("claim/1", 1)
     keys.set("newest", "1")
     found = open_store(plan)
@@ -162,7 +163,7 @@ def test_claim_that_was_passed_over_is_given_up(
 ) -> None:
     """A process that was stopped right after its claim must not take the newest launch back from who leads meanwhile."""
     plan = plan_for(served, tmp_path)
-    keys = join_store(store_address_of(plan, served.host, served.port))
+    keys = control_store.connect(store_address_of(plan, served.host, served.port), ORDERS)
     add = type(keys).add
 
     def add_and_stop(store: Any, key: str, number: int) -> int:
@@ -180,7 +181,7 @@ def test_claim_that_was_passed_over_is_given_up(
 
 def test_head_is_silent_once_its_number_stands_still(served: StoreAddress) -> None:
     """So is one that never gave a sign."""
-    keys = join_store(served)
+    keys = control_store.connect(served, ORDERS)
     watch = SupervisorWatch(keys)
     began = time.monotonic()
     while time.monotonic() < began + 0.5:
@@ -193,7 +194,7 @@ def test_head_is_silent_once_its_number_stands_still(served: StoreAddress) -> No
         assert time.monotonic() < began + 5
         time.sleep(0.01)
 
-    mute = SupervisorWatch(join_store(served.under("1")))
+    mute = SupervisorWatch(control_store.connect(served.under("1"), ORDERS))
     began = time.monotonic()
     while not mute.look():
         assert time.monotonic() < began + 5

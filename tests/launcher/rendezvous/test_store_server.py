@@ -66,8 +66,8 @@ def test_all_see_what_any_has_done(address: StoreAddress, acts: list[tuple[int, 
     here = address.under(f"example-{next(number)}")
     clients = [
         TcpControlStore(here),
-        TcpControlStore(here, mirrored=("orders",)),
-        TcpControlStore(here, mirrored=("told", "orders")),
+        TcpControlStore(here, looks_at="orders"),
+        TcpControlStore(here, looks_at="told"),
     ]
     expected: dict[str, bytes] = {}
     for who, (act, key, value) in acts:
@@ -89,11 +89,11 @@ def _holds(client: TcpControlStore, key: str, value: bytes | None) -> bool:
     return client.check([key]) == (value is not None) and (value is None or client.get(key) == value)
 
 
-@pytest.mark.parametrize("mirrored", [(), ("orders",)], ids=["asked", "mirrored"])
-def test_value_is_waited_for(served: tuple[StoreServer, StoreAddress], mirrored: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("looks_at", ["", "orders"], ids=["asked", "mirrored"])
+def test_value_is_waited_for(served: tuple[StoreServer, StoreAddress], looks_at: str) -> None:
     """It comes from a client or from the serving process itself; without one the wait ends in time."""
     server, address = served
-    client = TcpControlStore(address, mirrored)
+    client = TcpControlStore(address, looks_at)
     got: list[bytes] = []
     for key in ("orders/one", "orders/two"):
         thread = threading.Thread(target=lambda key=key: got.append(client.get(key)))
@@ -128,7 +128,7 @@ def test_numbers_are_added_in_one_act(address: StoreAddress) -> None:
 def test_large_value_travels_whole(address: StoreAddress) -> None:
     """More than any socket's buffer, in both directions, and to those who watch."""
     here = address.under("large")
-    watching, client = TcpControlStore(here, mirrored=("orders",)), TcpControlStore(here)
+    watching, client = TcpControlStore(here, looks_at="orders"), TcpControlStore(here)
     value = bytes(range(256)) * 40_000
     client.set("orders/large", value)
 
@@ -141,7 +141,7 @@ def test_change_costs_nothing_for_clients_that_it_does_not_concern(
 ) -> None:
     """Signs of life of a thousand nodes would else cost a million looks at connections each time."""
     server, address = served
-    others = [TcpControlStore(address, mirrored=("orders",)) for _ in range(20)]
+    others = [TcpControlStore(address, looks_at="orders") for _ in range(20)]
     client = TcpControlStore(address)
     send, sent = server._send, []
 
@@ -166,7 +166,7 @@ def test_all_nodes_may_come_at_a_time(served: tuple[StoreServer, StoreAddress]) 
     _, address = served
     clients: list[TcpControlStore] = []
     threads = [
-        threading.Thread(target=lambda: clients.append(TcpControlStore(address, mirrored=("orders",))))
+        threading.Thread(target=lambda: clients.append(TcpControlStore(address, looks_at="orders")))
         for _ in range(150)
     ]
     for thread in threads:
@@ -187,7 +187,7 @@ def test_keys_that_were_given_a_value_are_told_once(
 ) -> None:
     """By folder, also those that are gone again; at first any may have been."""
     server, address = served
-    store = server.store("own") if is_local else TcpControlStore(address, mirrored=("told",))
+    store = server.store("own") if is_local else TcpControlStore(address, looks_at="told")
     client = TcpControlStore(address)
     assert None is store.changed("told/feed")
     for key in ("told/feed/1/1", "told/feed/2/1", "told/feed/1/2", "told/beat/1", "orders/a"):
@@ -202,7 +202,7 @@ def test_keys_that_were_given_a_value_are_told_once(
 def test_last_words_of_a_server_count(served: tuple[StoreServer, StoreAddress]) -> None:
     """A launch's exit code, for instance, which was sent right before the end."""
     server, address = served
-    mirror = TcpControlStore(address, mirrored=("launch",))
+    mirror = TcpControlStore(address, looks_at="launch")
     server.store("own").set("launch/exit_code", "75")
     wait_until(lambda: not server._untold)
     server.close()
@@ -219,7 +219,7 @@ def test_end_of_the_server_is_seen_by_all(served: tuple[StoreServer, StoreAddres
     waiting, asking, looking = (
         TcpControlStore(address),
         TcpControlStore(address),
-        TcpControlStore(address, mirrored=("orders",)),
+        TcpControlStore(address, looks_at="orders"),
     )
     raised: list[str] = []
 
@@ -389,7 +389,7 @@ def test_death_of_the_serving_thread_is_seen_by_all(
 ) -> None:
     """Where memory is short, for instance: nobody waits for an answer that never comes."""
     server, address = served
-    client, mirror = TcpControlStore(address), TcpControlStore(address, mirrored=("orders",))
+    client, mirror = TcpControlStore(address), TcpControlStore(address, looks_at="orders")
 
     def short(*_: object) -> Never:
         raise MemoryError
@@ -451,7 +451,7 @@ from elasticflow.protocol.tcp_store import TcpControlStore
 
 listener = socket.create_server(("127.0.0.1", 0))
 server = StoreServer(listener)
-store = TcpControlStore(StoreAddress("127.0.0.1", listener.getsockname()[1], "own"), mirrored=("orders",))
+store = TcpControlStore(StoreAddress("127.0.0.1", listener.getsockname()[1], "own"), looks_at="orders")
 child = os.fork()
 if child == 0:
     sys.exit(server.is_serving)

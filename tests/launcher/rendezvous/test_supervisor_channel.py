@@ -13,10 +13,11 @@ import torch
 from torch.distributed.rendezvous import rendezvous
 
 from elasticflow.launcher.fork_server.helpers import HelperLostError
-from elasticflow.launcher.rendezvous.store_keys import is_requested, join_store
+from elasticflow.launcher.rendezvous.store_keys import ORDERS, is_requested
 from elasticflow.launcher.rendezvous.store_server import StoreServer
 from elasticflow.launcher.rendezvous.supervisor_channel import Assignment, Orders, Outbox
 from elasticflow.launcher.supervisor.agent_channel import AgentChannel
+from elasticflow.protocol import control_store
 from elasticflow.protocol.messages import LogLines, NodeReady
 from elasticflow.protocol.store_address import StoreAddress, StoreLostError
 from elasticflow.runtime.process import process_group
@@ -39,7 +40,7 @@ class Launch:
 
     def agent(self, node: str = "n0") -> Orders:
         """Return the orders as another agent reads them."""
-        return Orders(join_store(self.address), node)
+        return Orders(control_store.connect(self.address, ORDERS), node)
 
 
 def generation_of(agent: Orders) -> int:
@@ -75,7 +76,7 @@ def test_no_agent_reads_what_all_others_are_to_do(launch: Launch) -> None:
     for generation in range(1, 5):
         launch.channel.form(generation, nodes, None)
     agents = [(launch.agent(node), nproc) for node, nproc in nodes[::50]]
-    keys = join_store(launch.address)
+    keys = control_store.connect(launch.address, ORDERS)
     order = keys.get("orders/round/4")
     parts = [value for _, value in server._keys.below(f"{launch.address.prefix}/parts/4/")]
     first_ranks = {node: sum(nproc for _, nproc in nodes[:place]) for place, (node, _) in enumerate(nodes)}
@@ -96,7 +97,7 @@ def test_no_agent_reads_what_all_others_are_to_do(launch: Launch) -> None:
 
 def test_messages_are_looked_for_where_there_are_any(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     """Most of a thousand outboxes are empty most of the time, and the supervisor looks a hundred times a second."""
-    boxes = [Outbox(join_store(launch.address, looks_at="")) for _ in range(40)]
+    boxes = [Outbox(control_store.connect(launch.address)) for _ in range(40)]
     for box in boxes:
         box.post(NodeReady(f"n{box.number}", "h", 1))
     assert 40 == len(launch.channel.take())
@@ -237,7 +238,7 @@ def test_agent_that_gives_up_closes_nothing_for_the_others(launch: Launch) -> No
 
 def test_drain_is_asked_of_one_generation_only(launch: Launch) -> None:
     """A request does not reach into the next generation."""
-    store = join_store(launch.address)
+    store = control_store.connect(launch.address, ORDERS)
     launch.channel.request("drain", 3)
     wait_until(lambda: is_requested(store, "drain", 3))
 
@@ -247,7 +248,7 @@ def test_drain_is_asked_of_one_generation_only(launch: Launch) -> None:
 
 def test_messages_arrive_once_and_in_order(launch: Launch) -> None:
     """Each message is taken once, those of one agent in the order of posting."""
-    outboxes = [Outbox(join_store(launch.address)) for _ in range(2)]
+    outboxes = [Outbox(control_store.connect(launch.address, ORDERS)) for _ in range(2)]
     taken: list[Message] = []
 
     def all_of(count: int) -> bool:
@@ -268,15 +269,15 @@ def test_messages_arrive_once_and_in_order(launch: Launch) -> None:
 
 def test_agent_killed_before_it_spoke_holds_up_nobody(launch: Launch) -> None:
     """The next agent's messages arrive, whatever the one before it was about to say."""
-    Outbox(join_store(launch.address))
-    Outbox(join_store(launch.address)).post(NodeReady("n0", "host", 2))
+    Outbox(control_store.connect(launch.address, ORDERS))
+    Outbox(control_store.connect(launch.address, ORDERS)).post(NodeReady("n0", "host", 2))
 
     wait_until(lambda: [NodeReady("n0", "host", 2)] == launch.channel.take(), 5)
 
 
 def test_message_that_did_not_get_through_leaves_no_gap(launch: Launch) -> None:
     """The supervisor reads an outbox in order: it would wait for the missing message for ever."""
-    store = join_store(launch.address)
+    store = control_store.connect(launch.address, ORDERS)
     is_cut = True
 
     def set_key(key: str, value: str) -> None:

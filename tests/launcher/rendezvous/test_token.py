@@ -49,7 +49,7 @@ def without(address: StoreAddress, token: str) -> StoreAddress:
 def test_token_lets_in_and_is_never_sent(served: tuple[StoreServer, StoreAddress]) -> None:
     """What goes over the wire, in both directions, does not hold it, and is another each time."""
     _, address = served
-    TcpControlStore(address, mirrored=("orders",)).set("orders/a", "1")
+    TcpControlStore(address, looks_at="orders").set("orders/a", "1")
     heard = []
     for _ in range(2):
         with socket.create_connection((address.host, address.port), timeout=30) as connection:

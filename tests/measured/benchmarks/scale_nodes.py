@@ -2,7 +2,7 @@
 
     python -m tests.measured.benchmarks.scale_nodes PROJECT PORT NODES PAUSE_MS [served]
 
-What is real of each node: how it finds the launch and its invitation (`join.await_launch`), its connections (`join_store`), its
+What is real of each node: how it finds the launch and its invitation (`join.await_launch`), its connections (`control_store.connect`), its
 two outboxes, orders and requests as it reads them, the part of `joined_node.JoinedNode` that looks for the launch's end, each
 message (`protocol/messages.py`), the writer's threads and classes that write a shard, announce it and commit
 (`ShardWriter`, `PendingSnapshots`, `Committer`). What stands for something else:
@@ -37,9 +37,9 @@ from elasticflow.launcher.rendezvous.leadership import connect, store_address_of
 from elasticflow.launcher.rendezvous.liveness import BEAT_S
 from elasticflow.launcher.rendezvous.store_keys import (
     INVITATION,
+    ORDERS,
     beat_key,
     is_released,
-    join_store,
     release_folder,
     request_key,
 )
@@ -137,7 +137,7 @@ class PatientOrders(Orders):
 def await_any(store: ControlStore, keys: list[str]) -> str:
     """Return the first of *keys*, which the server sends by itself, that has a value, once one has."""
     mirrored = cast("TcpControlStore", store)
-    mirror = mirrored._mirrors["orders"]
+    mirror = mirrored._mirror
     paths = {mirrored._path(key).decode(): key for key in keys}
     while True:
         mirror._follow(60.0)
@@ -183,12 +183,12 @@ class Node:
         self._launch_store.add("joined", 1)
         self.joined = JoinedNode(self.name, cast("AgentProcess", None), self._launch_store, lambda _: None)
         self.address = launch
-        self.store = join_store(launch)
+        self.store = control_store.connect(launch, ORDERS)
         self.outbox = Outbox(self.store)
         self._orders = PatientOrders(self.store, self.name)
         for module in ("torch", ""):
             self.post(Activity(self.name, "import" if module else "", module))
-        self.beats = join_store(launch, looks_at=release_folder(self.outbox.number))
+        self.beats = control_store.connect(launch, release_folder(self.outbox.number))
         self.beats.set(beat_key(self.outbox.number), "0")
         self._orders.skip_old()
         self.post(NodeReady(self.name, f"host-{self.number:05d}.cluster.internal", 1))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from elasticflow import events
+from elasticflow.protocol import control_store
 from elasticflow.protocol.messages import StartedWorker, WorkersEnded, WorkersStarted
 from elasticflow.protocol.store_address import StoreAddress
 from elasticflow.system import fault_injection
@@ -108,12 +109,11 @@ def duplicated(trial: Trial) -> str:
 
 def _send_twice(series: Series) -> None:
     """Post what the agents have said about the group once more, and what they said of an earlier one."""
-    from elasticflow.launcher.rendezvous.store_keys import join_store
     from elasticflow.launcher.rendezvous.supervisor_channel import Outbox
 
     host, _, port = series.look()[0]["endpoint"].rpartition(":")
     address = StoreAddress(host, int(port)).under("tiny").under("1")
-    outbox, state = Outbox(join_store(address)), series.running.state()
+    outbox, state = Outbox(control_store.connect(address)), series.running.state()
     workers = tuple(StartedWorker(**worker) for worker in state["workers"] if worker["node"] == "n1")
     outbox.post(WorkersStarted(state["generation"], "n1", workers))
     outbox.post(WorkersEnded(0, "n1", failed=True, workers=()))
