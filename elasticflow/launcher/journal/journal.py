@@ -186,10 +186,12 @@ class Journal:
         match message:
             case Activity():
                 self.activity(message)
-            case Printed():
-                self.printed(message)
+            case Printed():  # the run's logs keep the lines anyway
+                self._show(printed_record(message.lines, message.left_out))
             case Warned():
-                self._warned(message)
+                # Unless a node has told it before; it is told again once it is ten times as many.
+                if (told := self._warnings.add(message)) is not None:
+                    self.event(events.WORKER_WARNED, **asdict(told))
 
     def activity(self, activity: Activity) -> None:
         """Take in a node's activity, or its end."""
@@ -238,15 +240,6 @@ class Journal:
             self._tell_activities()
         if self._is_written_late or time.monotonic() - self._written >= _UNCHANGED_STATE_EVERY_S:
             self.update()
-
-    def printed(self, printed: Printed) -> None:
-        """Show the lines that rank 0 printed; the run's logs keep them anyway."""
-        self._show(printed_record(printed.lines, printed.left_out))
-
-    def _warned(self, warned: Warned) -> None:
-        """Count a node's warning of a worker, and record it if no node has told it before, or it is ten times as many now."""
-        if (told := self._warnings.add(warned)) is not None:
-            self.event(events.WORKER_WARNED, **asdict(told))
 
     def tell_warnings(self) -> None:
         """Record how often warnings were given that were not recorded yet; at the end of the launch."""

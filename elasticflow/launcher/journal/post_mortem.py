@@ -11,13 +11,12 @@ import socket
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from elasticflow.system.oom_kills import counts_of_kills, is_in_log
 from elasticflow.system.processes import boot_id, started_at
-from elasticflow.system.records import read
+from elasticflow.system.records import read, unix_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -116,7 +115,7 @@ def ending_of(folder: RunFolder) -> Ending | None:
     if not isinstance(state, dict) or state.get("status") != "running":
         return None
     then, pid = Machine.from_json(state.get(MACHINE)), _whole(state.get("pid"))
-    last_seen = _moment(state.get("updated"))
+    last_seen = unix_time(state.get("updated"))
     ending = explain(then, Machine.here(), last_seen, lambda since: pid is not None and is_in_log(pid, since))
     if ending.kind == "killed" and _is_full(folder.path):
         known = f"{ending.known}; the disk of the run folder is full"
@@ -211,9 +210,3 @@ def _booted() -> float | None:
 
 def _whole(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _moment(value: object) -> float | None:
-    with suppress(ValueError, TypeError):
-        return datetime.fromisoformat(value).timestamp()  # type: ignore[arg-type]  # or else: no moment
-    return None

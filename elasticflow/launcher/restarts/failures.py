@@ -8,7 +8,6 @@ import re
 import signal
 from collections import Counter
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticflow.errors import COLLECTIVE_MISMATCH, DeviceError
@@ -16,6 +15,7 @@ from elasticflow.launcher.restarts.failure_classes import CLASSES, FAILURES
 from elasticflow.system.device_errors import class_of_device_error, is_kernel_fault
 from elasticflow.system.exceptions import type_name
 from elasticflow.system.processes import FAULTS, signal_or_code
+from elasticflow.system.records import unix_time
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -74,25 +74,23 @@ class Report:
     """Report on one worker that ended.
 
     Attributes:
-        exit_code: As `Popen.returncode` gives it: negative is a signal; None when the process was lost sight of.
+        exit_code: As `Popen.returncode` gives it: negative is a signal.
         raised: The worker's `worker.raised` line, if it wrote one.
         time: Unix time at which its end was noticed; the `worker.raised` line's own time goes before it.
         behind_s: Seconds that the clock which dated that line is behind the clock of *time*.
         ended_by_us: The agent killed it after another rank's failure; such an end is no failure.
-        hung: It made no progress for longer than allowed, so the agent killed it.
         oom_killed: The kernel's out-of-memory killer was seen at work in its memory group.
         stderr: The end of its standard error, for workers that died before they could log.
     """
 
     rank: int
-    exit_code: int | None
+    exit_code: int
     raised: Mapping[str, Any] | None = None
     time: float = math.inf
     behind_s: float = 0.0
     node: str = ""
     pid: int | None = None
     ended_by_us: bool = False
-    hung: bool = False
     oom_killed: bool = False
     stderr: str = ""
 
@@ -115,7 +113,7 @@ class Failure:
     rank: int
     node: str
     pid: int | None
-    exit_code: int | None
+    exit_code: int
     failure_class: FailureClass
     error: str
     traceback: str | None
@@ -137,7 +135,7 @@ class Failure:
     @property
     def is_traced_fault(self) -> bool:
         """True if the worker died of its own doing, at a known place or with known words; a broken link does not count."""
-        is_known = self._place is not None or self.error != signal_or_code(self.exit_code or 0)
+        is_known = self._place is not None or self.error != signal_or_code(self.exit_code)
         has_faulted = self._has_faulted or is_kernel_fault(self.error)
         return has_faulted and is_known and _BROKEN_LINK.search(self.error) is None
 
@@ -160,7 +158,7 @@ class Failure:
     @property
     def _has_faulted(self) -> bool:
         is_its_own = self.failure_class in {"crash", "user_error"} and not self.has_noticed
-        return is_its_own and self.exit_code is not None and -self.exit_code in FAULTS
+        return is_its_own and -self.exit_code in FAULTS
 
     @property
     def _place(self) -> str | None:
@@ -184,10 +182,9 @@ class Failure:
 
 
 def classify(
-    exit_code: int | None,
+    exit_code: int,
     raised: Mapping[str, Any] | None = None,
     *,
-    hung: bool = False,
     oom_killed: bool = False,
     stderr: str = "",
 ) -> FailureClass:
@@ -201,12 +198,8 @@ def classify(
         if named == "crash" and oom_killed:  # a process of the worker's was killed, not the worker
             return "oom"
         return named if named in CLASSES else "user_error"
-    if hung:
-        return "hang"
     if oom_killed:
         return "oom"
-    if exit_code is None:
-        return "crash"
     if of_device := class_of_device_error(_said_last(exit_code, stderr)):
         return of_device
     if exit_code > 0 or _is_mismatch(stderr):
@@ -233,9 +226,7 @@ def first_failure(reports: Sequence[Report], *, is_finished: bool = False) -> Fa
     # The others noticed a rank that exited in good order while they needed it.
     left = [] if is_finished else [r for r in reports if r.exit_code == 0 and not r.ended_by_us]
     first = min(own or left or failed, key=lambda r: (_time(r), r.rank))
-    failure_class = classify(
-        first.exit_code, first.raised, hung=first.hung, oom_killed=first.oom_killed, stderr=first.stderr
-    )
+    failure_class = classify(first.exit_code, first.raised, oom_killed=first.oom_killed, stderr=first.stderr)
     return Failure(
         rank=first.rank,
         node=first.node,
@@ -263,15 +254,11 @@ def _how_it_ended(report: Report) -> str:
     """Return its exception, the signal's name, or its exit code."""
     if report.raised is not None and report.raised.get("error"):
         return _one_line(str(report.raised["error"]))
-    if report.hung:
-        return "no progress"
     if report.oom_killed:
         return "killed by the kernel: memory ran out"
     last = None if _is_killed(report) else _last_exception(report.stderr)
     if last is not None:
         return last
-    if report.exit_code is None:
-        return "lost"
     if report.exit_code == 0:
         return "left with exit code 0 in the middle of training"
     ended = signal_or_code(report.exit_code)
@@ -293,7 +280,7 @@ def _noticed(report: Report) -> bool:
         return said_class == "peer" or (
             said_class not in {"device", "oom"} and _PEER.search(describe(report)) is not None
         )
-    code = report.exit_code or 0
+    code = report.exit_code
     if code <= 0:
         return aborted_by_nccl(code, report.stderr)
     # A script of its own: what it raised stands in its standard error alone.
@@ -330,13 +317,8 @@ def _usage_error(report: Report) -> str | None:
 
 
 def _time(report: Report) -> float:
-    stamp = None if report.raised is None else report.raised.get("timestamp")
-    if not isinstance(stamp, str):
-        return report.time
-    try:
-        return datetime.fromisoformat(stamp).timestamp() + report.behind_s
-    except ValueError:
-        return report.time
+    said_at = None if report.raised is None else unix_time(report.raised.get("timestamp"))
+    return report.time if said_at is None else said_at + report.behind_s
 
 
 def _traceback(report: Report) -> str | None:
@@ -348,7 +330,7 @@ def _traceback(report: Report) -> str | None:
 
 def _is_killed(report: Report) -> bool:
     """Return whether a signal ended the worker: an exception in its standard error was logged, and did not end it."""
-    return report.exit_code is not None and report.exit_code < 0
+    return report.exit_code < 0
 
 
 def _fatal(stderr: str) -> str | None:

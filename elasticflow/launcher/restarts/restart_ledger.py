@@ -6,11 +6,12 @@ on another machine finds them there.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import takewhile
-from types import NoneType
 from typing import TYPE_CHECKING, Any
 
+from elasticflow.protocol.json_codec import from_json
 from elasticflow.system.json_lines import append_line
 from elasticflow.system.records import BadJsonError, parse
 
@@ -90,35 +91,18 @@ def read_ledger(path: Path) -> list[LedgerEntry]:
         lines = path.read_bytes().splitlines()
     except FileNotFoundError:
         return []
-    return [entry for line in lines if (entry := _entry(_parsed(line))) is not None]
-
-
-def _parsed(line: bytes) -> object:
-    try:
-        return parse(line)
-    except BadJsonError:
-        return None
-
-
-_TYPES: dict[str, type | tuple[type, ...]] = {
-    "time": (int, float),
-    "failure_class": str,
-    "step": (int, NoneType),
-    "epoch": (int, NoneType),
-    "high": int,
-    "high_epoch": int,
-    "generation": int,
-    "fingerprint": str,
-    "charged": bool,
-}
+    entries = []
+    for line in lines:
+        with suppress(BadJsonError):
+            entries.append(_entry(parse(line)))
+    return [entry for entry in entries if entry is not None]
 
 
 def _entry(record: object) -> LedgerEntry | None:
     """Return the entry that *record* is the JSON of; None if it is anything else."""
-    try:
-        fields = dict(record)  # type: ignore[call-overload]  # what is no mapping raises
-        entry = LedgerEntry(failure_class=fields.pop("class"), **fields)
-    except (ValueError, TypeError, KeyError):
+    if not isinstance(record, dict):
         return None
-    is_right = all(isinstance(getattr(entry, name), types) for name, types in _TYPES.items())
-    return entry if is_right else None
+    fields = {"failure_class" if key == "class" else key: value for key, value in record.items()}
+    with suppress(ValueError):
+        return from_json(LedgerEntry, fields)
+    return None

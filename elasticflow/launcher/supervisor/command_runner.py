@@ -63,7 +63,7 @@ class CommandRunner:
         self._journal, self._ledger, self._catalog = journal, ledger, catalog
         self._channel, self._agents, self._claim = channel, agents, claim
 
-    def run(self, command: Command) -> Answer | None:
+    def run(self, command: Command) -> Answer | None:  # noqa: C901, PLR0912  # one line for each command
         """Do *command*; return the event that answers it, if any.
 
         Raises:
@@ -75,22 +75,18 @@ class CommandRunner:
                 return self._claim_generation(command)
             case ListSnapshots() | SetSnapshotAside() | ClearSnapshot():
                 return self._snapshots(command)
-            case FormGeneration() | AskWorkers() | CheckDevices() | ReleaseNode():
-                self._tell_agents(command)
+            case FormGeneration():
+                self._channel.form(command.generation, command.nodes, command.failed_at)
+            case AskWorkers():
+                self._channel.request(command.request, command.generation)
+            case CheckDevices():
+                self._channel.check_devices(command.nodes, command.generation)
+            case ReleaseNode():
+                self._channel.release(command.node)
             case StartAgent():
                 self._agents.start_again(command.node)
             case ForgetAgent():
                 self._agents.forget(command.node)
-            case RecordEvent() | UpdateState() | AddWorkers() | Activity():
-                self._write_down(command)
-            case RecordFailure():
-                self._ledger.append(command.entry)
-            case _:
-                assert_never(command)
-        return None
-
-    def _write_down(self, command: RecordEvent | UpdateState | AddWorkers | Activity) -> None:
-        match command:
             case RecordEvent():
                 self._journal.event(command.event, **command.fields)
             case UpdateState():
@@ -99,6 +95,11 @@ class CommandRunner:
                 self._journal.add_workers(command.workers)
             case Activity():
                 self._journal.activity(command)
+            case RecordFailure():
+                self._ledger.append(command.entry)
+            case _:
+                assert_never(command)
+        return None
 
     def _claim_generation(self, wanted: ClaimGeneration) -> Answer:
         try:
@@ -109,19 +110,6 @@ class CommandRunner:
             return RunTakenOver()
         self._journal.generation = number
         return GenerationClaimed(number)
-
-    def _tell_agents(self, command: FormGeneration | AskWorkers | CheckDevices | ReleaseNode) -> None:
-        match command:
-            case FormGeneration():
-                self._channel.form(command.generation, command.nodes, command.failed_at)
-            case AskWorkers():
-                self._channel.request(command.request, command.generation)
-            case CheckDevices():
-                self._channel.check_devices(command.nodes, command.generation)
-            case ReleaseNode():
-                self._channel.release(command.node)
-            case _:
-                assert_never(command)
 
     def _snapshots(self, command: ListSnapshots | SetSnapshotAside | ClearSnapshot) -> Answer | None:
         """Ask the snapshots' store; one that does not answer lists none and changes none: the next start meets it again."""

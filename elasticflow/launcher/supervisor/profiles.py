@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from elasticflow import events
 from elasticflow.protocol.json_codec import from_json
 from elasticflow.protocol.messages import ProfileRequest, PublishedProfile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from elasticflow.events import EventRecord
     from elasticflow.launcher.journal.journal import Journal
     from elasticflow.run_folder import RunFolder
 
 _LOOK_S = 0.25
-
-
-class Publish(Protocol):
-    """Tells the agents of a request."""
-
-    def __call__(self, request: PublishedProfile, generation: int) -> None:
-        """Publish *request* to the agents of *generation*."""
 
 
 class Profiles:
@@ -39,7 +32,7 @@ class Profiles:
         # Ranks that have not answered yet.
         self._awaited: set[int] = set()
 
-    def turn(self, now: float, publish: Publish) -> None:
+    def turn(self, now: float, publish: Callable[[PublishedProfile, int], None]) -> None:
         """Publish the next request, once the one before is answered and workers train; a few looks a second.
 
         Args:
@@ -70,7 +63,7 @@ class Profiles:
             self._journal.event(events.PROFILE_FAILED, profile=self._number, reason=reason, rank=rank)
         self._awaited = set()
 
-    def _take(self, number: int, publish: Publish) -> None:
+    def _take(self, number: int, publish: Callable[[PublishedProfile, int], None]) -> None:
         path = self._folder.profile_request(number)
         try:
             request = from_json(ProfileRequest, json.loads(path.read_bytes()))

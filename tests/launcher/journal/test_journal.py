@@ -132,7 +132,7 @@ def test_what_no_event_tells_is_in_the_state_and_shown(
     journal.event(events.GENERATION_ENDED, reason="x", step=7, **{"class": "crash"})
     assert ({}, 2, 5) == tuple(_state(folder)[name] for name in ("activities", "budget_left", "epochs"))
     journal.event(events.BUDGET_REFILLED, budget=3)
-    journal.printed(Printed(1, (PrintedLine("stdout", "hello"),), 4))
+    journal.hear(Printed(1, (PrintedLine("stdout", "hello"),), 4))
     journal.close()
 
     assert {"printed": [{"stream": "stdout", "text": "hello"}], "left_out": 4} == shown[-1]

@@ -27,14 +27,12 @@ def raised(kind: str, error: str = "ValueError: bad label", at: str | None = Non
         (1, raised("no such class"), {}, "user_error"),
         (-9, None, {}, "crash"),
         (-11, None, {}, "crash"),
-        (None, None, {}, "crash"),
         (3, None, {}, "user_error"),
-        (-9, None, {"hung": True}, "hang"),
         (-9, None, {"oom_killed": True}, "oom"),
     ],
 )
 def test_class_of_one_worker(
-    exit_code: int | None, line: dict[str, Any] | None, more: dict[str, Any], expected: str
+    exit_code: int, line: dict[str, Any] | None, more: dict[str, Any], expected: str
 ) -> None:
     """What the worker said goes before what its exit code lets one guess."""
     assert expected == classify(exit_code, line, **more)
@@ -133,12 +131,9 @@ def test_only_peers_left_is_a_crash() -> None:
     assert found.failure_class == "crash"
 
 
-def test_a_hang_and_a_memory_kill_are_said_in_words() -> None:
-    """Ends that a signal alone does not explain are named."""
-    assert [
-        describe(report)
-        for report in (Report(0, -9, hung=True), Report(0, -9, oom_killed=True), Report(0, None))
-    ] == ["no progress", "killed by the kernel: memory ran out", "lost"]
+def test_a_memory_kill_is_said_in_words() -> None:
+    """The signal alone does not explain it."""
+    assert "killed by the kernel: memory ran out" == describe(Report(0, -9, oom_killed=True))
 
 
 def test_a_worker_that_ended_itself_without_a_word_is_told_so() -> None:
