@@ -133,7 +133,8 @@ def _may_lead(
     """Return whether this machine may lead, once it may, or someone else serves a store at *address*."""
     for attempt, _ in enumerate(attempts(_PATIENCE_S, _AGAIN_S)):
         # A name may be known only a while after the machine has begun: asked for each time.
-        if not plan.is_store_outside and _is_head(node_rank, address):
+        is_head = is_here(address.host) if node_rank is None else node_rank == 0
+        if not plan.is_store_outside and is_head:
             return True
         if (refusal := why_not_served(address)) is None:
             return plan.is_store_outside
@@ -145,10 +146,6 @@ def _may_lead(
     raise LeaderMissingError(
         f"nobody {what} at {address}", "the same command waits again; see why that machine is not there"
     )
-
-
-def _is_head(node_rank: int | None, address: Address) -> bool:
-    return is_here(address.host) if node_rank is None else node_rank == 0
 
 
 def _take_part(

@@ -289,11 +289,12 @@ class ProcessLeftBehind:
     """A process that outlived the worker which started it was ended.
 
     Attributes:
+        node: None where the worker's agent is gone, too.
         command: Command line, cut short.
         was_killed: It did not end when it was asked to.
     """
 
-    node: str
+    node: str | None
     pid: int
     command: str
     was_killed: bool

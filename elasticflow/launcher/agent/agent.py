@@ -110,7 +110,7 @@ class Agent:
             FileSender(store, self._outbox.post, config.node, self._folder) if config.has_own_folder else None
         )
         self._stopped_writer = StoppedChild(writer.process, time.monotonic())
-        self._orphans = Orphans(self._adopted, self._reporter.left_behind)
+        self._orphans = Orphans(self._adopted, self._outbox.post, config.node)
         self._store_address = config.store_address
         self._interface = network.variables(
             self._store_address.host, self._store_address.port, config.interface

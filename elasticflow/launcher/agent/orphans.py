@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from elasticflow.protocol import worker_environment
+from elasticflow.protocol.messages import ProcessLeftBehind
 from elasticflow.system.processes import LOADER, children_of
 
 if TYPE_CHECKING:
@@ -34,20 +35,6 @@ GRACE_S = 3.0
 _POLL_S = 0.02
 _LONGEST_COMMAND = 120
 _AGENT = "elasticflow.launcher.agent.main"
-
-
-@dataclass(frozen=True)
-class EndedOrphan:
-    """A process that outlived the worker that started it.
-
-    Attributes:
-        command: Command line, cut short.
-        was_killed: It did not end when it was asked to.
-    """
-
-    pid: int
-    command: str
-    was_killed: bool
 
 
 @dataclass
@@ -65,10 +52,16 @@ class Orphans:
     Args:
         find: Returns the process ids of those that exist now.
         tell: Called with each of them that had to be ended, and is not elasticflow's own.
+        node: Node of the workers; None: unknown.
     """
 
-    def __init__(self, find: Callable[[], Iterable[int]], tell: Callable[[EndedOrphan], None]) -> None:
-        self._find, self._tell = find, tell
+    def __init__(
+        self,
+        find: Callable[[], Iterable[int]],
+        tell: Callable[[ProcessLeftBehind], object],
+        node: str | None = None,
+    ) -> None:
+        self._find, self._tell, self._node = find, tell, node
         self._asked: dict[psutil.Process, _Asked] = {}
 
     def look(self, now: float) -> None:
@@ -85,7 +78,7 @@ class Orphans:
             _reap(process.pid)
             if not _is_alive(process):
                 if asked.is_told and not asked.is_own:
-                    self._tell(EndedOrphan(process.pid, asked.command, asked.is_killed))
+                    self._tell(ProcessLeftBehind(self._node, process.pid, asked.command, asked.is_killed))
                 del self._asked[process]
             elif not asked.is_told and now >= asked.since + _SETTLE_S:
                 asked.is_told = True

@@ -17,7 +17,6 @@ from elasticflow.protocol.messages import (
     LogLines,
     NodeFigures,
     Printed,
-    ProcessLeftBehind,
     Stacks,
     StalledWorker,
     Standstill,
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 
     from elasticflow.events import EventRecord
     from elasticflow.launcher.agent.flight_recorder import FlightRecorder
-    from elasticflow.launcher.agent.orphans import EndedOrphan
     from elasticflow.launcher.agent.worker_heartbeats import WorkerHeartbeats
     from elasticflow.launcher.agent.worker_streams import LeftOut
     from elasticflow.launcher.agent.workers import ForkedWorkers
@@ -177,12 +175,6 @@ class Reporter:
         """Report the lines taken out of the files of workers' streams."""
         for cut in cuts:
             self._outbox.post(LogLeftOut(self._node, cut.rank, cut.stream, cut.lines, cut.bytes))
-
-    def left_behind(self, process: EndedOrphan) -> None:
-        """Report that a process was ended which a worker had left behind."""
-        self._outbox.post(
-            ProcessLeftBehind(self._node, process.pid, process.command, was_killed=process.was_killed)
-        )
 
     def standstill(self, *, is_so: bool, is_one_stopped: bool) -> None:
         """Report that workers of the node have made no progress for too long, or that one makes progress again."""

@@ -78,7 +78,10 @@ class Durations:
             case events.TRAINING_FINISHED | events.BUDGET_SPENT:
                 self._begin(ENDING)
             case events.GENERATION_ENDED:
-                self._group_ended(str(record.get("class")), record.get("seconds_since_failure"))
+                outcome = str(record.get("class"))
+                if outcome not in OUTCOMES:
+                    self._move(record.get("seconds_since_failure"), self._part, DETECTING)
+                self._begin(ENDING if outcome in _LEFT_FOR_GOOD else RESTARTING)
             case events.NODE_AWAITED | events.GENERATION_STARTED as name:
                 self._wait(begins=name == events.NODE_AWAITED)
             case _:
@@ -142,11 +145,6 @@ class Durations:
         (part, trained), self._script = self._script, None
         self._begin(part)
         self._shift(self._parts, self._parts[TRAINING] - trained, TRAINING, part)
-
-    def _group_ended(self, outcome: str, seconds_since_failure: object) -> None:
-        if outcome not in OUTCOMES:
-            self._move(seconds_since_failure, self._part, DETECTING)
-        self._begin(ENDING if outcome in _LEFT_FOR_GOOD else RESTARTING)
 
     def _begin(self, part: str) -> None:
         now = self._clock()

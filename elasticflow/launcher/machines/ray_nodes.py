@@ -100,7 +100,12 @@ class RayNodes(threading.Thread):
                     if self._has_ended(node):
                         self._nodes.remove(node)
                         if node.exit_code is None or node.exit_code == INTERRUPTED or node.exit_code >= 128:
-                            again[node.number] = time.monotonic() + self._pause_after(node)
+                            pause_s = (
+                                _PAUSE_S
+                                if node.refusal is None
+                                else min(_LONGEST_PAUSE_S, 2.0**self._refusals)
+                            )
+                            again[node.number] = time.monotonic() + pause_s
                 self._tell_who_waits()
                 self._out_of_reach = False
             except Exception as error:  # noqa: BLE001  # ray's own: the cluster is away, or was restarted
@@ -185,9 +190,6 @@ class RayNodes(threading.Thread):
             self.refusal = reason
             self._give_up()
         return True
-
-    def _pause_after(self, node: _Node) -> float:
-        return _PAUSE_S if node.refusal is None else min(_LONGEST_PAUSE_S, 2.0**self._refusals)
 
     def _tell_who_waits(self) -> None:
         waiting = [n for n in self._nodes if not n.host and time.monotonic() - n.began > _WAITING_S]

@@ -124,14 +124,13 @@ class SnapshotSetAside:
 
 
 Answer = GenerationClaimed | RunTakenOver | ClaimFailed | SnapshotsListed | SnapshotSetAside
-NodeEvent = NodeReady | NodeLeaving | NodeLost | AgentDied | AgentEnded
 WorkersEvent = WorkersStarted | Standstill | Stacks | WorkersEnded
 LifecycleEvent = (
     TimePassed
     | LeaveAsked
     | Interrupted
     | SnapshotFenced
-    | NodeEvent
+    | (NodeReady | NodeLeaving | NodeLost | AgentDied | AgentEnded)
     | LogLines
     | WorkersEvent
     | DevicesChecked

@@ -95,10 +95,10 @@ def _name_culprit(generation: Generation) -> list[Command]:
 def find_culprit(workers: Sequence[StalledWorker]) -> Culprit:
     """Return which of *workers*, all of a generation and at least one, the others wait for."""
     for worker in workers:
-        if _is_stopped(worker):
+        if worker.state in _IS_STOPPED:
             return Culprit(worker, "its process was stopped (SIGSTOP)")
     for worker in workers:
-        if _does_not_answer(worker):
+        if not worker.frames:
             is_in_kernel = worker.state == IN_KERNEL
             why = "is in a call of the kernel that does not return" if is_in_kernel else "does not answer"
             return Culprit(worker, f"its process {why}")
@@ -130,14 +130,6 @@ def stack_text(worker: StalledWorker) -> str:
     stacks = [("Stack", worker.frames)]
     stacks += [(f"Loader process {loader.pid}", loader.frames) for loader in worker.loaders]
     return "\n".join(_as_traceback(title, frames) for title, frames in stacks if frames)
-
-
-def _is_stopped(worker: StalledWorker) -> bool:
-    return worker.state in _IS_STOPPED
-
-
-def _does_not_answer(worker: StalledWorker) -> bool:
-    return not worker.frames
 
 
 def _in_another_collective(workers: Sequence[StalledWorker]) -> Culprit:

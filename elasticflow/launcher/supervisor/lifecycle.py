@@ -161,7 +161,9 @@ class Lifecycle:
             case TimePassed():
                 self._time_passed()
             case LeaveAsked():
-                self._leave_asked(event.reason)
+                self._drain("drained", event.reason, ends=True)
+                if self.generation is None:
+                    self._interrupt(event.reason)
             case Interrupted():
                 self._interrupt(event.reason, event.exit_code)
             case NodeReady():
@@ -181,13 +183,16 @@ class Lifecycle:
             case DevicesChecked():
                 self._devices_checked(event)
             case GenerationClaimed():
-                self._generation_claimed(event.number)
+                self.generation, commands = self._formation.claimed(event.number)
+                self._commands += commands
             case ClaimFailed():  # the store may answer at the next try
                 self._failed(Cause("storage", f"no generation can be claimed: {event.error}"))
             case RunTakenOver():
                 self._taken_over()
             case SnapshotFenced():
-                self._snapshot_fenced(event.generation)
+                # Else this launch itself has continued to a later generation.
+                if self.generation is not None and self.generation.number == event.generation:
+                    self._taken_over()
             case SnapshotsListed():
                 self._decide(event.names)
             case SnapshotSetAside():
@@ -240,11 +245,6 @@ class Lifecycle:
             self._nodes.forget_failures()
         if self._nodes.has_room_for_more(generation.nodes, self._now.monotonic):
             self._drain("resized", f"{len(self._nodes)} nodes are ready", ends=False)
-
-    def _leave_asked(self, reason: str) -> None:
-        self._drain("drained", reason, ends=True)
-        if self.generation is None:
-            self._interrupt(reason)
 
     def _drain(self, outcome: str, reason: str, *, ends: bool) -> None:
         """Have the workers exit after a step, if there are any."""
@@ -322,10 +322,6 @@ class Lifecycle:
         self._commands += self._nodes.let_go(() if self.generation is None else self.generation.nodes)
 
     # --- generations ------------------------------------------------------------------------------------
-
-    def _generation_claimed(self, number: int) -> None:
-        self.generation, commands = self._formation.claimed(number)
-        self._commands += commands
 
     def _log_lines(self, lines: Sequence[EventRecord]) -> None:
         self._heard_at = self._now.unix
@@ -513,11 +509,6 @@ class Lifecycle:
             error = f"node {found.node} has a device that is not to be used: {faults}"
             why = f"without it {len(self._nodes)} nodes are left, of at least {self._nodes.least}"
             self._settle(outcomes.failed(self._step, Cause("device", error, found.node), why=why))
-
-    def _snapshot_fenced(self, number: int) -> None:
-        # Else this launch itself has continued to a later generation.
-        if self.generation is not None and self.generation.number == number:
-            self._taken_over()
 
     def _taken_over(self) -> None:
         self._settle(outcomes.taken_over(self._step, self._formation.last_number))

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elasticflow.launcher.agent.agent_process import AgentProcess
-    from elasticflow.launcher.agent.orphans import EndedOrphan
     from elasticflow.launcher.journal.journal import Journal
     from elasticflow.launcher.supervisor.commands import LifecycleEvent
     from elasticflow.launcher.supervisor.launch_record import Launch
@@ -32,11 +31,14 @@ class LocalAgents:
     """
 
     def __init__(self, launch: Launch, journal: Journal) -> None:
-        self._launch, self._journal = launch, journal
+        self._launch = launch
         self._changes = list(launch.scale)
         self._agents: dict[str, AgentProcess] = {}
         self._leaving: set[str] = set()
-        self._orphans = Orphans(lambda: unclaimed(launch.folder), self._record_left_behind)
+        self._orphans = Orphans(
+            lambda: unclaimed(launch.folder),
+            lambda process: journal.event(events.PROCESS_LEFT_BEHIND, **asdict(process)),
+        )
         self._count = 0
         self._began = 0.0
 
@@ -93,9 +95,6 @@ class LocalAgents:
         for agent in self._agents.values():
             agent.end()
         self._orphans.end()
-
-    def _record_left_behind(self, process: EndedOrphan) -> None:
-        self._journal.event(events.PROCESS_LEFT_BEHIND, node=None, **asdict(process))
 
     def _add(self) -> str:
         launch = self._launch

@@ -24,7 +24,6 @@ from elasticflow.launcher.journal.display_thread import DisplayThread
 from elasticflow.launcher.journal.environment_record import EnvironmentRecord
 from elasticflow.launcher.journal.journal import Journal
 from elasticflow.launcher.journal.metrics import Metrics
-from elasticflow.launcher.rendezvous.gatherer import RemoteFiles
 from elasticflow.launcher.restarts.restart_ledger import RestartLedger
 from elasticflow.launcher.restarts.restart_policy import RestartPolicy
 from elasticflow.launcher.supervisor.agent_channel import AgentChannel
@@ -44,6 +43,7 @@ from elasticflow.launcher.supervisor.lifecycle import UNTRAINED_S, Lifecycle, Ru
 from elasticflow.launcher.supervisor.local_agents import LocalAgents
 from elasticflow.launcher.supervisor.nodes import Nodes
 from elasticflow.launcher.supervisor.profiles import Profiles
+from elasticflow.launcher.supervisor.remote_files import RemoteFiles
 from elasticflow.protocol.handshake import TOKEN
 from elasticflow.protocol.messages import (
     Activity,

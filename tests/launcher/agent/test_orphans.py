@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from elasticflow.launcher.agent import orphans
-from elasticflow.launcher.agent.orphans import EndedOrphan, Orphans, adopted, unclaimed
+from elasticflow.launcher.agent.orphans import Orphans, adopted, unclaimed
+from elasticflow.protocol.messages import ProcessLeftBehind
 from elasticflow.run_folder import RunFolder
 from tests.launcher.conftest import is_alive, wait_until
 
@@ -62,7 +63,7 @@ def test_what_outlived_its_worker_is_asked_then_killed_and_named(
     run, same_id = RunFolder(tmp_path / "jobs" / "run"), RunFolder(tmp_path / "other" / "run")
     ours = {kind: daemon(tmp_path, kind, run) for kind in ("listening", "stubborn")}
     others = [daemon(tmp_path, "listening", same_id), daemon(tmp_path, "listening", None)]
-    told: list[EndedOrphan] = []
+    told: list[ProcessLeftBehind] = []
     try:
         assert set(ours.values()) == set(unclaimed(run))
         Orphans(lambda: unclaimed(run), told.append).end()
@@ -154,7 +155,7 @@ def test_only_what_workers_have_started_is_told_of() -> None:
         started = subprocess.Popen([*run, kind, "-m", "elasticflow.launcher"], stdout=subprocess.PIPE)
         assert started.stdout is not None
         with started.stdout:
-            pid, told = int(started.stdout.read()), list[EndedOrphan]()
+            pid, told = int(started.stdout.read()), list[ProcessLeftBehind]()
         Orphans(partial(_alive, pid), told.append).end()
         started.wait(60)
 
@@ -164,7 +165,7 @@ def test_only_what_workers_have_started_is_told_of() -> None:
 
 def test_what_dies_by_itself_is_not_told_of() -> None:
     """Loader processes die a moment after their worker; nobody has to be told."""
-    told: list[EndedOrphan] = []
+    told: list[ProcessLeftBehind] = []
     dying = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     orphans = Orphans(lambda: [dying.pid], told.append)
     orphans.look(time.monotonic())

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elasticflow.launcher.rendezvous import gatherer, sender
-from elasticflow.launcher.rendezvous.gatherer import RemoteFiles
+from elasticflow.launcher.rendezvous import sender
 from elasticflow.launcher.rendezvous.requests import Request, put_request
 from elasticflow.launcher.rendezvous.sender import FileSender
 from elasticflow.launcher.rendezvous.store_server import StoreServer
 from elasticflow.launcher.rendezvous.supervisor_channel import Outbox
+from elasticflow.launcher.supervisor import remote_files
 from elasticflow.launcher.supervisor.agent_channel import AgentChannel
+from elasticflow.launcher.supervisor.remote_files import RemoteFiles
 from elasticflow.protocol.messages import FilePiece, FilesSent, NodeReady
 from elasticflow.run_folder import RunFolder
 
@@ -80,7 +81,7 @@ class Pair:
 
 @pytest.fixture(name="pair")
 def _pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
-    monkeypatch.setattr(gatherer, "_LOOK_S", 0.0)
+    monkeypatch.setattr(remote_files, "_LOOK_S", 0.0)
     listener = socket.create_server(("127.0.0.1", 0))
     return Pair(
         RunFolder(tmp_path / "head"), RunFolder(tmp_path / "other"), StoreServer(listener).store("here")
@@ -186,10 +187,10 @@ def test_node_that_leaves_sends_what_nobody_has_asked_for(pair: Pair) -> None:
 
 def test_node_that_is_gone_or_silent_is_not_waited_for(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command has its answer, without those logs."""
-    monkeypatch.setattr(gatherer, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(remote_files, "PATIENCE_S", 0.1)
     pair.write(LOG, "one\n")
     pair.fetch(dies=True)
-    monkeypatch.setattr(gatherer, "PATIENCE_S", 600.0)
+    monkeypatch.setattr(remote_files, "PATIENCE_S", 600.0)
     pair.channel.release("b-1")
     pair.fetch(dies=True)
     assert not (pair.head.path / LOG).exists()

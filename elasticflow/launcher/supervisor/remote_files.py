@@ -6,7 +6,7 @@ import base64
 import contextlib
 import math
 import time
-from typing import TYPE_CHECKING, Protocol, assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from elasticflow.launcher.rendezvous import requests
 from elasticflow.launcher.rendezvous.requests import Request
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from elasticflow.launcher.supervisor.agent_channel import AgentChannel
     from elasticflow.protocol.messages import Message
     from elasticflow.run_folder import RunFolder
 
@@ -24,20 +25,6 @@ _LOOK_S = 0.25
 _POLL_S = 0.01
 # Seconds that nodes have to answer; those that are slower continue sending, and are not waited for.
 PATIENCE_S = 8.0
-
-
-class Channel(Protocol):
-    """The supervisor's way to the agents: `launcher/supervisor/agent_channel.py`."""
-
-    @property
-    def nodes(self) -> set[str]:
-        """The nodes that have joined and were not let go."""
-
-    def want_files(self, wanted: FilesWanted) -> None:
-        """Have nodes with run folders of their own send files."""
-
-    def take(self) -> list[Message]:
-        """Return the messages that agents have sent since the last call."""
 
 
 class RemoteFiles:
@@ -78,7 +65,7 @@ class RemoteFiles:
         if ready.has_own_folder:
             self._hosts[ready.node] = ready.host
 
-    def turn(self, channel: Channel, now: float) -> None:
+    def turn(self, channel: AgentChannel, now: float) -> None:
         """Ask nodes for what a command wants, a few times a second at most; end requests that were answered."""
         if self._requests and not self.are_awaited(channel, now):
             for path in self._requests:
@@ -92,7 +79,7 @@ class RemoteFiles:
             self.ask(channel, first, now)
             self._requests = [path for path, request in wanted.items() if request == first]
 
-    def ask(self, channel: Channel, request: Request, now: float) -> None:
+    def ask(self, channel: AgentChannel, request: Request, now: float) -> None:
         """Ask all nodes with run folders of their own for files."""
         self._awaited = self._hosts.keys() & channel.nodes
         self._deadline = now + PATIENCE_S
@@ -100,13 +87,13 @@ class RemoteFiles:
             self._number += 1
             channel.want_files(FilesWanted(self._number, request.generation, request.logged))
 
-    def are_awaited(self, channel: Channel, now: float) -> bool:
+    def are_awaited(self, channel: AgentChannel, now: float) -> bool:
         """Return whether a node that is there has not answered yet, and has time to."""
         return now <= self._deadline and not self._awaited.isdisjoint(channel.nodes)
 
     def gather_last(
         self,
-        channel: Channel,
+        channel: AgentChannel,
         generation: int,
         hear: Callable[[Message], None],
         is_cut_short: Callable[[], bool],
