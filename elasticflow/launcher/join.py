@@ -25,6 +25,7 @@ from elasticflow.launcher.launch import check_torch
 from elasticflow.launcher.rendezvous import network
 from elasticflow.launcher.rendezvous.invitation import Invitation
 from elasticflow.launcher.rendezvous.leadership import NAME_REMEDY, connect, newest_launch, store_address_of
+from elasticflow.launcher.rendezvous.liveness import SupervisorWatch
 from elasticflow.launcher.rendezvous.store_keys import EXIT_CODE, INVITATION, LAUNCH
 from elasticflow.launcher.rendezvous.token import given_token
 from elasticflow.protocol import control_store
@@ -189,20 +190,23 @@ def await_server(address: Address, say: Callable[[str], None]) -> None:
 def await_launch(
     keys: ControlStore, store_address: StoreAddress, last: int, say: Callable[[str], None]
 ) -> int:
-    """Return the number of the job's newest launch, later than *last*, that is not over.
+    """Return the number of the job's newest launch, later than *last* or led again, that is not over.
 
     Args:
         store_address: Address of *keys*.
-        last: Number of a launch that is not led any more.
+        last: Number of a launch whose leader gave no sign of life; 0: none. It may have been cut off for a while.
         say: Called with what a person should know.
 
     Raises:
         LaunchNotFoundError: there is no such launch in time.
     """
     what = f"a run of this job at {store_address.endpoint}"
+    watch = SupervisorWatch(control_store.connect(store_address.under(str(last)))) if last else None
     for attempt, _ in enumerate(attempts(_CONNECT_S, _AGAIN_S / 2)):
         number = newest_launch(keys)
-        if number > last:
+        if watch is not None:
+            watch.look()
+        if number > last or (watch is not None and watch.has_changed):
             launch = control_store.connect(store_address.under(str(number)))
             if launch.check([INVITATION]) and not launch.check([EXIT_CODE]):
                 return number

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
+import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,8 @@ from elasticflow.launcher import join
 from elasticflow.launcher.join import Address, await_server, check_shared
 from elasticflow.launcher.launch import Request
 from elasticflow.launcher.rendezvous.invitation import Invitation, versions
+from elasticflow.launcher.rendezvous.store_keys import INVITATION as INVITATION_KEY
+from elasticflow.launcher.rendezvous.store_keys import SUPERVISOR_BEAT
 from elasticflow.launcher.rendezvous.store_server import StoreServer
 from elasticflow.protocol.store_address import StoreAddress, StoreLostError
 from elasticflow.run_folder import RunFolder
@@ -175,3 +179,29 @@ def test_lock_that_outlives_its_machine_is_waited_for(
         with pytest.raises(RunLockedError, match="process 1 on head"):
             join.join(*arguments)
     assert {Node.folder} == set(folders)
+
+
+def test_leader_that_was_cut_off_for_a_while_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was silent in the store for longer than others wait, and leads on: there will be no newer launch."""
+    monkeypatch.setattr(join, "_CONNECT_S", 30.0)
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = StoreAddress("127.0.0.1", listener.getsockname()[1])
+    server = StoreServer(listener)
+    keys = server.store(address.prefix)
+    for key, value in (("newest", "3"), (f"3/{INVITATION_KEY}", "{}"), (f"3/{SUPERVISOR_BEAT}", "7")):
+        keys.set(key, value)
+    is_found = threading.Event()
+
+    def live() -> None:
+        for number in itertools.count(8):
+            keys.set(f"3/{SUPERVISOR_BEAT}", str(number))
+            if is_found.wait(0.05):
+                return
+
+    leader = threading.Thread(target=live)
+    try:
+        assert 3 == join.await_launch(join.connect(address), address, 3, lambda _: leader.start())
+    finally:
+        is_found.set()
+        leader.join()
+        server.close()
