@@ -89,7 +89,7 @@ def join(
 
     Raises:
         LaunchNotFoundError: no one leads a run of the job at *address*.
-        RunLockedError: nobody leads the run any more, and another process has its lock for ten minutes.
+        RunLockedError: the leader is gone, and its lock is still held after ten minutes.
         NodeRefusedError: this machine would train something else, or does not see the run's snapshots.
         StorageError: this machine cannot write at the snapshot URI.
         InterfaceError: this machine has no such interface as the job names.
