@@ -46,7 +46,7 @@ class AgentConfig:
         hang_timeout_s: Longest time without progress; `HangTimeouts` learns shorter limits.
         grace_s: Seconds the writer has for what it holds when the launch ends.
         node_rank: This node's place among all, where the rendezvous is static.
-        warm: Value of `restarts.warm`: says what a restart finds ready.
+        warm: Value of `restarts.warm`: says what a restart finds ready. Workers that run a script have no standbys.
         compiles: Workers compile the model: the compiler's cache is kept.
         imports_anew: The launch sets variables that a fork server which was started before has missed.
         interface: Name, address or network of the interface that workers talk over; None: that towards the keys.
@@ -223,7 +223,8 @@ def build_agent_process(
         hang_timeout_s=plan.restarts.hang_timeout_s,
         grace_s=plan.restarts.grace_s,
         node_rank=node_rank,
-        warm=plan.restarts.warm,
+        # A standby runs train.py, and cannot know what a script would have done by then.
+        warm=plan.restarts.warm if plan.script is None else "fork",
         compiles=plan.compiles,
         imports_anew=any(map(is_read_early, plan.env)),
         interface=plan.interface,

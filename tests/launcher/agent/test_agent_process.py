@@ -13,14 +13,24 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elasticflow.compiler.plan.launch_plan import plan_job
 from elasticflow.errors import PortTakenError
-from elasticflow.launcher.agent.agent_process import AgentConfig, AgentEnd, AgentProcess
+from elasticflow.jobfile.tables.job import Job
+from elasticflow.launcher.agent.agent_process import (
+    AgentConfig,
+    AgentEnd,
+    AgentProcess,
+    build_agent_process,
+)
 from elasticflow.launcher.fork_server.helpers import HELPER_KILLED, STORE_LOST, HelperLostError
 from elasticflow.launcher.fork_server.protocol import Setup
 from elasticflow.launcher.rendezvous.network import listen
 from elasticflow.protocol.json_codec import from_json, to_json
 from elasticflow.protocol.snapshot_settings import SnapshotSettings
+from elasticflow.protocol.store_address import StoreAddress
+from elasticflow.run_folder import RunFolder
 from elasticflow.snapshots.format.writer_config import WriterStart
+from tests.compiler.jobs import make_job
 from tests.launcher.conftest import wait_until
 
 if TYPE_CHECKING:
@@ -74,6 +84,19 @@ def test_agent_whose_log_was_removed_has_ended_all_the_same(agent: AgentProcess,
 def test_configuration_comes_back_as_it_was() -> None:
     """What the agent reads is what the supervisor wrote."""
     assert from_json(AgentConfig, json.loads(to_json(CONFIG))) == CONFIG
+
+
+@pytest.mark.parametrize("is_script", [True, False])
+def test_worker_that_runs_a_script_has_no_standby(tmp_path: Path, *, is_script: bool) -> None:
+    """A standby runs train.py, which such a launch does not have, whatever a restart would gain."""
+    tables = {"job": {"name": "own"}, "script": {"entry": "own.py"}}
+    plan = plan_job(
+        Job.model_validate(tables) if is_script else make_job(), project_root=tmp_path, job_files=()
+    )
+    run = RunFolder.of(tmp_path, "own", "run")
+    address = StoreAddress("127.0.0.1", 1)
+    agent = build_agent_process(plan, run, run.launch(1), "n0", address, tmp_path, CONFIG.writer, "launch-1")
+    assert agent._config.warm == ("fork" if is_script else "auto")
 
 
 def test_agent_gets_its_configuration_where_nobody_else_reads_it(agent: AgentProcess, tmp_path: Path) -> None:
