@@ -204,4 +204,4 @@ def test_signal_has_the_nodes_leave(projects: Callable[[str], Project], sshds: S
     os.kill(command.process.pid, signal.SIGTERM)
     assert 75 == command.end(), command.told()
     assert "interrupted" == command.state()["status"]
-    assert "the same command continues with --run-id ssh" in command.output.read_text()
+    assert "continue with: elasticflow run jobs/tiny.toml --hosts hosts.txt" in command.output.read_text()
