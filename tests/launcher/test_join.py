@@ -16,6 +16,7 @@ from elasticflow.launcher import join
 from elasticflow.launcher.join import Address, await_server, check_shared
 from elasticflow.launcher.launch import Request
 from elasticflow.launcher.rendezvous.invitation import Invitation, versions
+from elasticflow.launcher.rendezvous.leadership import connect
 from elasticflow.launcher.rendezvous.store_keys import INVITATION as INVITATION_KEY
 from elasticflow.launcher.rendezvous.store_keys import SUPERVISOR_BEAT
 from elasticflow.launcher.rendezvous.store_server import StoreServer
@@ -200,7 +201,7 @@ def test_leader_that_was_cut_off_for_a_while_is_found_again(monkeypatch: pytest.
 
     leader = threading.Thread(target=live)
     try:
-        assert 3 == join.await_launch(join.connect(address), address, 3, lambda _: leader.start())
+        assert 3 == join.await_launch(connect(address), address, 3, lambda _: leader.start())
     finally:
         is_found.set()
         leader.join()

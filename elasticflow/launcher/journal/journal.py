@@ -42,22 +42,20 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-_CARRIED: dict[str, type | tuple[type, ...]] = {
-    "restarts": int, "step": int, "steps": int, "epoch": int, "loss": (int, float, str), "snapshot": str,
-    "script": str,
+# Fields of the state that belong to the run and not to a launch: what they are in a new run, and their types.
+_CARRIED: dict[str, tuple[int | None, type | tuple[type, ...]]] = {
+    "restarts": (0, int), "step": (0, int), "steps": (None, int), "epoch": (0, int), "loss": (None, (int, float, str)),
+    "snapshot": (None, str), "script": (None, str),
 }  # fmt: skip
 
 
 def _carried_over(folder: RunFolder) -> dict[str, Any]:
-    """Return the state that belongs to the run and not to a launch, as the launch before left it."""
-    begin = {"restarts": 0, "step": 0, "steps": None, "epoch": 0, "loss": None, "snapshot": None}
-    begin["script"] = None
-    before = read_record(folder.state)
-    if not isinstance(before, dict):  # the first launch, or a damaged state
-        return begin
+    """Return these fields as the launch before left them; those of a new run where its state is damaged."""
+    state = read_record(folder.state)
+    before = state if isinstance(state, dict) else {}
     return {
-        key: before[key] if isinstance(before.get(key), kind) else begin[key]
-        for key, kind in _CARRIED.items()
+        key: before[key] if isinstance(before.get(key), kind) else begin
+        for key, (begin, kind) in _CARRIED.items()
     }
 
 
