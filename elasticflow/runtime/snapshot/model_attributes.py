@@ -7,6 +7,7 @@ A value that a module only writes, and a tensor with a graph of the current step
 from __future__ import annotations
 
 import dis
+import inspect
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from types import CodeType, FunctionType
@@ -108,6 +109,9 @@ def _uses(kind: type, name: str) -> tuple[int, int, int]:
             continue
         for method in vars(base).values():
             function = getattr(method, "__func__", getattr(method, "fget", method))
+            if isinstance(function, FunctionType):
+                # The function of a decorator, such as `torch.no_grad()`, reads nothing itself.
+                function = inspect.unwrap(function)
             if not isinstance(function, FunctionType) or function.__name__ == "__init__":
                 continue
             found = _names(function.__code__)[name]
