@@ -165,9 +165,14 @@ def candidates(me: Worker, catalog: Catalog) -> list[str]:
     text = ""
     if me.rank == 0:
         try:
-            for name, reason in catalog.damaged().items():
-                _set_aside(me, catalog, name, reason)
-            text = "\n".join(manifest.name for manifest in catalog.committed())
+            names = []
+            for name, content in catalog.scan():
+                if isinstance(content, str):
+                    _set_aside(me, catalog, name, content)
+                else:
+                    # The loader refuses the snapshot of another version, where it is the newest.
+                    names.append(name)
+            text = "\n".join(names)
         except (OSError, StorageError) as error:
             text = _OUTAGE + _text(error)
     return _gather_unless_outage(me, text)[0].split()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from elasticflow.snapshots.format.manifest import OtherVersionError
+
 if TYPE_CHECKING:
     from elasticflow.snapshots.format.manifest import FileEntry
     from elasticflow.snapshots.store.catalog import Catalog
@@ -26,7 +28,7 @@ class ReusableFiles:
 
         The newest committed snapshot is loaded from this file. None also if the store does not answer.
         """
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, OtherVersionError):
             if (known := self._reusable(sha256)) is not None:
                 return known
             self._look()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import json
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +10,8 @@ import pytest
 from elasticflow.errors import SnapshotError
 from elasticflow.runtime.process.failure import classify
 from elasticflow.runtime.snapshot import restore
-from elasticflow.snapshots.format import shard_file
-from elasticflow.snapshots.format.manifest import Manifest, UnreadableSnapshotError
+from elasticflow.snapshots.format import manifest, shard_file
+from elasticflow.snapshots.format.manifest import Manifest, OtherVersionError, UnreadableSnapshotError
 from elasticflow.snapshots.format.shard_file import TensorEntry
 from elasticflow.snapshots.read import load
 from elasticflow.snapshots.store.catalog import Catalog
@@ -78,6 +79,21 @@ def test_damage_is_set_aside_and_the_next_older_is_taken(me: Any, catalog: Catal
     assert found.state == {"position": {"step": 1}, "state": {}}
     assert list(catalog.quarantined()) == [newest]
     assert [(e["event"], e["name"]) for e in me.events] == [("snapshot.rejected", newest)]
+
+
+def test_a_snapshot_of_another_version_is_refused_and_stays(me: Any, catalog: Catalog) -> None:
+    """The run began anew from an older snapshot before, and the newer version never saw its own again."""
+    newest, older = catalog.committed()
+    path = f"{catalog.folder(newest.name)}/MANIFEST.json"
+    content = {**json.loads(catalog.storage.read(path)), "format": 3}
+    del content["digest"]
+    catalog.storage.write(path, [json.dumps({**content, "digest": manifest._digest(content)}).encode()])
+    with pytest.raises(OtherVersionError):
+        catalog.newest()
+    with pytest.raises(SnapshotError, match="rank 0 cannot read snapshots: MANIFEST.json has format 3, which"):
+        restore.newest_good(me, catalog, Own(catalog))
+    assert catalog.quarantined() == {}
+    assert [snapshot.name for snapshot in catalog.committed()] == [older.name]
 
 
 def test_absent_file_is_damage(me: Any, catalog: Catalog) -> None:
