@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow.errors import SnapshotError
 from elasticflow.storage.storage import Storage
-from elasticflow.system.installation import ABOVE_PACKAGE
+from elasticflow.system.installation import start_module
 from elasticflow.system.polling import readable
 from elasticflow.system.processes import is_ending
 
@@ -154,13 +154,7 @@ def start_writer(start: WriterStart, python: str = sys.executable) -> WriterProc
     # The child inherits the mask: a signal to the whole group cannot end it before it ignores these signals itself.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
     try:
-        process = subprocess.Popen(
-            [python, "-m", "elasticflow.snapshots.writer.main"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            # There, -m finds this very package.
-            cwd=ABOVE_PACKAGE,
-        )
+        process = start_module("elasticflow.snapshots.writer.main", python)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     assert process.stdin is not None
