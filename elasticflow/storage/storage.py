@@ -222,7 +222,9 @@ class Storage:
             is_exclusive = not quick.create(probe, b"other")
             back = quick.read(probe)
             quick.remove(probe)
-            cause = None if back == b"probe" or not is_exclusive else "what was written is not what is read back"
+            cause = (
+                None if back == b"probe" or not is_exclusive else "what was written is not what is read back"
+            )
         except OSError as error:
             cause = f"{type(error).__name__}: {error}"
         if cause is not None:

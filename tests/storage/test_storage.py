@@ -69,7 +69,9 @@ def test_a_store_that_makes_a_file_twice_is_refused(monkeypatch: pytest.MonkeyPa
     storage = Storage("memory://careless")
     store = storage._opened()
     monkeypatch.setattr(store, "create", lambda path, data: store.write(path, (data,)))
-    with pytest.raises(StorageError, match=r'snapshots.uri "memory://careless" replaces a file where it is asked'):
+    with pytest.raises(
+        StorageError, match=r'snapshots.uri "memory://careless" replaces a file where it is asked'
+    ):
         storage.check_writable()
     assert storage.list() == []
 

@@ -151,7 +151,10 @@ def _is_snapshot(folder: str) -> bool:
 
 
 def _row(
-    source: SnapshotSource, name: str, manifest: Manifest | OtherVersionError | str | None, verdict: str | None
+    source: SnapshotSource,
+    name: str,
+    manifest: Manifest | OtherVersionError | str | None,
+    verdict: str | None,
 ) -> SnapshotRow:
     """Return the row of a snapshot; *manifest* is as `Catalog.read_manifests` yields it."""
     if manifest is None:

@@ -115,9 +115,7 @@ def leaves(
         kept.append(thing)
         if isinstance(thing, _VALUES):
             yield Leaf(path, local_of(thing) if isinstance(thing, Tensor) else thing)
-        elif depth != deepest and not (
-            isinstance(thing, _OPAQUE) or is_machinery(thing) or _is_data(thing)
-        ):
+        elif depth != deepest and not (isinstance(thing, _OPAQUE) or is_machinery(thing) or _is_data(thing)):
             waiting.extend((inside, each, depth + 1) for inside, each in inside_of(path, thing, names))
 
 

@@ -90,7 +90,9 @@ def test_a_snapshot_of_another_version_is_refused_and_stays(me: Any, catalog: Ca
     catalog.storage.write(path, [json.dumps({**content, "digest": manifest._digest(content)}).encode()])
     with pytest.raises(OtherVersionError):
         catalog.newest()
-    with pytest.raises(SnapshotError, match=r"rank 0 cannot read snapshots: MANIFEST\.json has format 3, which"):
+    with pytest.raises(
+        SnapshotError, match=r"rank 0 cannot read snapshots: MANIFEST\.json has format 3, which"
+    ):
         restore.newest_good(me, catalog, Own(catalog))
     assert catalog.quarantined() == {}
     assert [snapshot.name for snapshot in catalog.committed()] == [older.name]
