@@ -240,9 +240,6 @@ class MemoryTier:
         """Return why this rank or another has no slots, if so, or a node not the whole state: then none uses the tier.
 
         Collective: every rank.
-
-        Raises:
-            SnapshotError: the writer died.
         """
         self._client.await_answer()
         me, (shard, degree) = self._me, self._shards

@@ -11,7 +11,7 @@ import inspect
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -43,18 +43,10 @@ class Attribute:
     has_graph: bool
 
 
-class Held(NamedTuple):
-    """A value that a module holds, and its place."""
-
-    leaf: reachable.Leaf
-    attribute: Attribute
-
-
-def held_by(model: nn.Module, outside: Collection[int]) -> Iterator[Held]:
-    """Yield the values that the model's modules hold and no `state_dict` gives.
+def held_by(model: nn.Module, outside: Collection[int]) -> Iterator[tuple[reachable.Leaf, Attribute]]:
+    """Yield the values that the model's modules hold and no `state_dict` gives, each with its place.
 
     Args:
-        model: The bare model.
         outside: `id` of objects that are neither followed nor yielded, such as its parameters and persistent buffers.
     """
     places: dict[str, tuple[type, str]] = {}
@@ -69,7 +61,7 @@ def held_by(model: nn.Module, outside: Collection[int]) -> Iterator[Held]:
         while path not in places:
             path = path[: max(path.rfind("."), path.rfind("["))]
         has_graph = isinstance(leaf.value, Tensor) and leaf.value.grad_fn is not None
-        yield Held(leaf, Attribute(*places[path], leaf.path == path, has_graph))
+        yield leaf, Attribute(*places[path], leaf.path == path, has_graph)
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -86,7 +78,6 @@ def is_doubtful(attribute: Attribute, kind: str) -> bool:
     """True if it is doubtful that steps depend on a value that changes.
 
     Args:
-        attribute: Place of the value.
         kind: Kind of the value's mark: "tensor", "scalar", "generator", "whole" or "number".
     """
     if kind == "generator":

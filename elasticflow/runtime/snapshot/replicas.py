@@ -304,7 +304,6 @@ def difference(step: int, ranks: Sequence[Sums], numbers: Sequence[int] | None =
     """Return the error that names the tensors that differ after *step*, and the diverged ranks: a minority, or all ranks.
 
     Args:
-        step: Number of the last finished step.
         ranks: Sums, in the order of *numbers*.
         numbers: The ranks compared, ascending; None: all ranks, from 0.
     """

@@ -195,10 +195,10 @@ def look(state: State) -> _Look:
     numbers = dict(_numbers("", captured.tree, packed))
     known = set(numbers.values())
     saved = outside_of(state.model) - {id(tensor) for tensor in _unsaved_buffers(state.model)}
-    of_model = {each.leaf.path: each for each in held_by(state.model, saved)}
+    of_model = {leaf.path: (leaf, attribute) for leaf, attribute in held_by(state.model, saved)}
     reached = [
         *reachable.leaves(roots_of(state), names_of(state.model), outside),
-        *(each.leaf for each in of_model.values()),
+        *(leaf for leaf, _ in of_model.values()),
     ]
     loose = [
         leaf
@@ -214,7 +214,7 @@ def look(state: State) -> _Look:
         {path: mark for path, mark in marks.items() if path not in copies},
         numbers,
         tuple(own),
-        {path: each.attribute for path, each in of_model.items() if path in marks},
+        {path: attribute for path, (_, attribute) in of_model.items() if path in marks},
     )
 
 

@@ -78,9 +78,7 @@ class State:
     """State of a snapshot besides the position: a training job's stateful objects.
 
     Args:
-        model: The bare model.
         optimizers: In its place what a step that moves optimizers itself is given: one, or several in a mapping or a list.
-        evaluation: Keeps the best metric.
         include: The job's own objects that have `state_dict` and `load_state_dict`, by name.
 
     Raises:
@@ -245,9 +243,6 @@ class State:
         Objects of the job's own load first: an object that refuses its state leaves the others unchanged.
 
         Args:
-            content: JSON.
-            tensors: By key.
-            memory_formats: Memory layouts of tensors that are not contiguous.
             changes: Options that the job has changed since the snapshot; their new values count.
 
         Raises:

@@ -69,11 +69,6 @@ class FileEntry:
     crc32: tuple[int, ...]
     sha256: str | None = None
 
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> FileEntry:
-        """Return the entry whose fields are *content*."""
-        return cls(size=content["size"], crc32=tuple(content["crc32"]), sha256=content.get("sha256"))
-
 
 @dataclass(frozen=True, kw_only=True)
 class ManifestFacts:

@@ -126,7 +126,6 @@ class BoundedShare:
     lags for which the next step would wait otherwise: the median of the last `_WAITS` counts.
 
     Args:
-        now: Present time, in seconds.
         expected: Seconds that the first is expected to take.
     """
 
