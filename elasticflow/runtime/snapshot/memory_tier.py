@@ -213,7 +213,7 @@ class MemoryTier:
         if self.is_auto:
             me.vote.when("memory", self._asks)
         elif me.rank == 0 and self._due.seconds is not None:
-            me.vote.when("memory", self._is_due_by_time)
+            me.vote.when("memory", lambda: self._due.is_due_by_time(time.monotonic() - self._last_time))
 
     def begin(self, position: Position) -> None:
         """Count intervals from *position*, at which training begins."""
@@ -497,9 +497,6 @@ class MemoryTier:
                 self._me.event(events.HELD_PAUSES, reason=reason)
             return -self._me.world_size
         return 1
-
-    def _is_due_by_time(self) -> bool:
-        return self._due.is_due_by_time(time.monotonic() - self._last_time)
 
 
 def _with_record(mine: HeldSet, held: HeldSet) -> HeldSet:

@@ -45,7 +45,6 @@ class _Pending:
     """A comparison that continues during the next step.
 
     Attributes:
-        step: Step after which the replicas are compared.
         then: Called if the replicas are equal.
         unhook: Removes the hooks by which the optimizers wait for the sums.
     """

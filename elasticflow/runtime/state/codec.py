@@ -1,8 +1,6 @@
 """State as JSON plus tensors, without pickle, and back; tensors of a snapshot are read when they are asked for.
 
-Values of JSON stand for themselves. What JSON lacks is an object with one key: `$tensor` (a stored tensor),
-`$scalar` (an element of a packed vector), `$float` (inf, nan), `$tuple`, `$dict` (keys that are not text), `$ordered`
-(an OrderedDict), `$counter`.
+Values of JSON stand for themselves; objects with a `StateMark` as their only key stand for values that JSON lacks.
 """
 
 from __future__ import annotations

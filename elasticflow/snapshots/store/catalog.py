@@ -276,7 +276,7 @@ class Catalog:
     def read_manifests(
         self, names: Iterable[str]
     ) -> Iterator[tuple[str, Manifest | OtherVersionError | str | None]]:
-        """Yield each name with its manifest, the error of one that another version wrote, the damage, or None: it has none.
+        """Yield each name with its manifest, with the error of another version's manifest, with the damage, or with None: no manifest.
 
         A manifest that cannot be read while another one can is damage of that snapshot. Only where none can be read is
         it an outage, which says nothing about any of them.
