@@ -64,6 +64,22 @@ def held_by(model: nn.Module, outside: Collection[int]) -> Iterator[tuple[reacha
         yield leaf, Attribute(*places[path], leaf.path == path, has_graph)
 
 
+def flags_of(model: nn.Module) -> dict[str, tuple[bool, type]]:
+    """Return the flags that the model's modules hold, each with the class of its module."""
+    return {
+        ".".join(filter(None, ("model", prefix, name))): (value, type(module))
+        for prefix, module in model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, bool) and name not in _OF_TORCH
+    }
+
+
+def goes_by(kind: type, name: str) -> bool:
+    """True if the methods of a class both set an attribute and read it."""
+    reads, writes, _ = _uses(kind, name)
+    return reads > 0 and writes > 0
+
+
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
     parameters = vars(module)["_parameters"]
     for name, value in list(vars(module).items()):

@@ -507,6 +507,38 @@ def test_a_buffer_that_is_not_saved_is_named(me: Any) -> None:
     assert missing(state, ignored=("model.1",)) == ([], [])
 
 
+class Initializes(nn.Module):
+    """Takes its shift from the first batch, and notes that in a flag; sets another one that nothing reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(3))
+        self.is_made = self.was_called = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return *x* shifted."""
+        self.was_called = True
+        if not self.is_made:
+            self.shift.data.copy_(-x.mean(0))
+            self.is_made = True
+        y: Tensor = x + self.shift
+        return y
+
+
+@pytest.mark.parametrize("ignored", [(), ("model.1.is_made",)])
+def test_a_flag_that_the_first_step_sets_is_told(me: Any, ignored: tuple[str, ...]) -> None:
+    """After a restart the first batch overwrote the trained shift, and nothing said so."""
+    model = nn.Sequential(net(), Initializes())
+    state = State(model=model, optimizer=Adam(model.parameters()))
+    watch = Unsaved(me, state, ignored)
+    watch.begin()
+    for step in range(2):
+        train(model, state.optimizers["optimizer"], range(step, step + 1))
+        watch.after_step()
+    told = [(event["name"], event["type"]) for event in me.events]
+    assert told == ([] if ignored else [("model.1.is_made", "a flag")])
+
+
 def test_layers_that_count_alike_are_told_once(me: Any) -> None:
     """Not once for each of them."""
     model = nn.Sequential(net(), Counts(), Counts(), Counts())
