@@ -97,7 +97,7 @@ class Unsaved:
         self._warned: set[str] = set()
         self._watches: list[Watch] = []
         self._groups: dict[str, int] = {}
-        # Of the model's modules, before the first step.
+        # Flags of the model's modules before the first step.
         self._flags: dict[str, tuple[bool, type]] = {}
 
     def add(self, watch: Watch) -> None:
