@@ -149,6 +149,12 @@ def path_from_root(uri: str) -> str | None:
     return None if "://" in path or "::" in path or path.startswith(("/", "~")) else path
 
 
+def from_root(uri: str, root: Path) -> str:
+    """Return *uri*, a relative path in it as a path below *root*."""
+    relative = path_from_root(uri)
+    return uri if relative is None else str(root / relative)
+
+
 def snapshot_place(uri: str | None, folder: RunFolder, project_root: Path) -> tuple[str, str]:
     """Return the URI of the run's snapshots and the run's prefix under it.
 
@@ -156,8 +162,7 @@ def snapshot_place(uri: str | None, folder: RunFolder, project_root: Path) -> tu
     """
     if uri is None:
         return str(folder.path), ""
-    relative = path_from_root(uri)
-    return str(project_root / relative) if relative is not None else uri, f"{folder.run_id}/"
+    return from_root(uri, project_root), f"{folder.run_id}/"
 
 
 def step_of(name: str | None) -> int:

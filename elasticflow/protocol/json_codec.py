@@ -86,6 +86,8 @@ def _build(annotation: Any, value: Any) -> Any:
         return value
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, UnionType):
+        if value is None and type(None) in arguments:
+            return None
         for member in arguments:
             with suppress(ValueError):
                 return _build(member, value)

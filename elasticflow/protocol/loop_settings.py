@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elasticflow.protocol import worker_environment
 from elasticflow.protocol.snapshot_settings import Keep, SnapshotSettings
+from elasticflow.run_folder import from_root
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -78,5 +80,7 @@ class LoopSettings:
         intervals, ignored = (
             (given,) if isinstance(given, str) else tuple(given) for given in (every, ignore)
         )
-        policy = SnapshotSettings(snapshots, intervals, keep=Keep(last=keep), ignore=ignored)
+        # The script may go to another folder before it keeps its state.
+        place = None if snapshots is None else from_root(snapshots, Path.cwd())
+        policy = SnapshotSettings(place, intervals, keep=Keep(last=keep), ignore=ignored)
         return cls(job, "", seed, policy, log_every, log_level, threads)

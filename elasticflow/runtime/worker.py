@@ -147,12 +147,24 @@ def _equip(worker: Worker, snapshots: SnapshotSettings) -> None:
 
 
 def _generation(identity: Identity, snapshots: SnapshotSettings, store: Store | None, job: str) -> int:
-    """Return the group's number: the agent's, or one that rank 0 claims."""
+    """Return the group's number: the agent's, or one that rank 0 claims.
+
+    Raises:
+        StateError: the place of the snapshots is another job's.
+    """
     if identity.generation is not None:
         return identity.generation
     if identity.rank == 0:
         catalog = Catalog.of_run(snapshots, identity.run_folder, identity.run_id)
         catalog.storage.check_writable()
+        # All that is started by hand has one run id: of two scripts with one place the second would continue the first.
+        claims = catalog.generations(catalog.newest_generation() - 1).values()
+        if (other := next((claim.get("job", job) for claim in claims), job)) != job:
+            raise errors.StateError(
+                f"the snapshots in {catalog.storage.uri} are those of {other}, and this is {job}",
+                "give each a place of its own: join(snapshots=...), or snapshots.uri in the job file; "
+                f'to continue that run: join(name="{other}"), or job.name',
+            )
         way = "plain" if identity.started_by == "python" else identity.started_by
         claim = {"job": job, "world_size": identity.world_size, "way": way, **ProcessRecord.of().to_json()}
         number = catalog.claim_generation(claim)

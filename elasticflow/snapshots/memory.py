@@ -40,8 +40,6 @@ class Label:
     """The label of a slot's content.
 
     Attributes:
-        generation: Generation of the worker that filled the slot.
-        step: Finished steps.
         layout: Number of the `Describe` that says how the shard is laid out.
         digest: `digest_of` the shard's bytes.
         metadata: On rank 0, JSON: the snapshot's name, and the parts of the record that differ from the described one.
@@ -66,7 +64,6 @@ class Slot:
     Attributes:
         number: Unique in the writer.
         descriptor: Descriptor of the memory file, open as long as the slot is used.
-        size: Bytes.
         memory: This process' mapping of it.
     """
 

@@ -45,10 +45,7 @@ def call(
 
     Args:
         action: Must be safe to repeat.
-        patience: Time for which the action is repeated.
         on_retry: Called before each pause with the error, the number of tries so far and the pause.
-        sleep: Function that pauses.
-        clock: Returns the time in seconds.
         chance: Returns a number in [0, 1) for the jitter.
 
     Raises:

@@ -208,7 +208,7 @@ class Storage:
             self._do("remove", folder, lambda store: store.remove_tree(folder))
 
     def check_writable(self) -> None:
-        """Write, read and remove a small file.
+        """Make, read and remove a small file, and make sure that it is not made twice.
 
         Raises:
             StorageError: that failed, the URI can only be read, or the package for it is missing; names the URI and
@@ -216,11 +216,15 @@ class Storage:
         """
         probe = f".elasticflow-probe-{secrets.token_hex(4)}"
         quick = self.with_patience(_AT_THE_CHECK)
+        is_exclusive = True
         try:
-            quick.write(probe, (b"probe",))
+            quick.create(probe, b"probe")
+            is_exclusive = not quick.create(probe, b"other")
             back = quick.read(probe)
             quick.remove(probe)
-            cause = None if back == b"probe" else "what was written is not what is read back"
+            cause = (
+                None if back == b"probe" or not is_exclusive else "what was written is not what is read back"
+            )
         except OSError as error:
             cause = f"{type(error).__name__}: {error}"
         if cause is not None:
@@ -231,6 +235,13 @@ class Storage:
             )
             remedy = f"check {where}, or set snapshots.uri to another place"
             raise StorageError(f'snapshots.uri "{self.uri}" cannot be written: {cause}', remedy)
+        if not is_exclusive:
+            # Some that speak the protocol of S3 ignore the condition of a put.
+            raise StorageError(
+                f'snapshots.uri "{self.uri}" replaces a file where it is asked to make a new one only: two starts of a run, '
+                "each on its own machine, would write into one another's snapshots",
+                "set snapshots.uri to a store that has conditional writes (If-None-Match)",
+            )
 
     def _do(self, what: str, path: str, action: Callable[[Store], T], patience: Patience | None = None) -> T:
         if self.is_local and self._store is not None:

@@ -22,10 +22,10 @@ from elasticflow.runtime.snapshot import restore
 from elasticflow.snapshots.format import shard_file
 from elasticflow.snapshots.format.manifest import Manifest
 from elasticflow.snapshots.format.shard_file import TensorEntry
-from elasticflow.snapshots.read import load
 from elasticflow.snapshots.store.publish import Publisher
 from tests.damage import harm
 from tests.damage.harm import Answer
+from tests.own_loader import OwnLoader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     import pytest
 
     from elasticflow.runtime.process.context import Worker
-    from elasticflow.snapshots.read.load import LoadedSnapshot
     from elasticflow.snapshots.store.catalog import Catalog
 
 STEPS, EVERY = 30, 10
@@ -86,26 +85,12 @@ class _Decision(Supervisor):
     def _lead(self) -> int:
         self._announce()
         catalog = self._launch.catalog
-        found = restore.newest_good(_alone(), catalog, _Own(catalog))
+        found = restore.newest_good(_alone(), catalog, OwnLoader(catalog))
         _Decision.decided = None if found is None else found.manifest.name
         self._metrics.settle(0 if found is None else found.manifest.step)
         for end in (self._journal.close, self._environment.close, self._metrics.close):
             end()
         return 0
-
-
-class _Own:
-    """Loads in this process, as the node's writer does for its ranks."""
-
-    def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
-
-    def load(self, name: str) -> LoadedSnapshot:
-        """See restore.Loader."""
-        return load.load(self._catalog, name)
-
-    def release(self) -> None:
-        """See restore.Loader."""
 
 
 def _alone() -> Worker:

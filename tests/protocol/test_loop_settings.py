@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from elasticflow.protocol import worker_environment
 from elasticflow.protocol.loop_settings import LoopSettings
 from elasticflow.protocol.snapshot_settings import Keep, SnapshotSettings
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_the_job_file_is_read_from_the_environment() -> None:
@@ -34,3 +39,12 @@ def test_arguments_of_the_script() -> None:
         "s3://b/x",
         4,
     )
+
+
+def test_a_folder_of_the_script_is_that_where_it_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script that went on to a folder of its own for each start wrote its snapshots there, and never found them again."""
+    monkeypatch.chdir(tmp_path)
+    told = LoopSettings.of_arguments("train", 3, "kept", "5 steps", 2, (), 1, None)
+    assert told.snapshots.uri == f"{tmp_path}/kept"

@@ -11,7 +11,9 @@ import torch
 import torch.distributed as dist
 
 from elasticflow import errors
+from elasticflow.errors import StateError
 from elasticflow.events import COMMON_FIELDS, EVENTS, WORKER_FIELDS
+from elasticflow.protocol.snapshot_settings import SnapshotSettings
 from elasticflow.runtime import worker
 from elasticflow.runtime.measuring import device_memory
 from elasticflow.runtime.process import failure
@@ -95,6 +97,17 @@ def test_identity_given_by_our_agent(tmp_path: Path) -> None:
     )
     assert identity.run_folder.path == tmp_path / "run"
     assert identity.failed_at is None
+
+
+def test_a_place_of_snapshots_is_of_one_job(tmp_path: Path) -> None:
+    """Two scripts with one place: the second went on from the first one's last step, and ended without a step of its own."""
+    settings = SnapshotSettings(str(tmp_path / "snaps"))
+    first, second = (Identity.read({}, tmp_path / name) for name in ("a", "b"))
+    assert worker._generation(first, settings, None, "a") == 1
+    assert worker._generation(first, settings, None, "a") == 2
+    with pytest.raises(StateError, match="snaps are those of a, and this is b"):
+        worker._generation(second, settings, None, "b")
+    assert worker._generation(first, settings, None, "a") == 3
 
 
 @pytest.mark.e2e

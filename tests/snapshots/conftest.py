@@ -22,7 +22,7 @@ from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
 LIMITS = {"fence_grace_s": 0.5, "settle_s": 10.0, "shares_s": 20.0}
@@ -83,7 +83,7 @@ class Bench:
         name = Bench.name_of(step, generation)
         buffer = client.buffer(size, timeout_s=100)
         buffer[:] = Bench.content(step, rank, size)
-        entries: Sequence[TensorEntry] = [
+        entries = [
             TensorEntry(f"a{rank}", "U8", (size // 2,), 0, size // 2),
             TensorEntry(f"b{rank}", "F32", (size // 8,), size // 2, size // 2),
         ]

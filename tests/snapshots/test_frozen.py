@@ -10,8 +10,9 @@ import pytest
 
 from elasticflow.snapshots.format.manifest import ManifestFacts
 from elasticflow.snapshots.format.shard_file import SnapshotRecord, TensorEntry
+from elasticflow.snapshots.format.writer_config import WriterStart
 from elasticflow.snapshots.read import verify
-from elasticflow.snapshots.store import reuse
+from elasticflow.snapshots.writer.shard_writer import ShardWriter
 from tests.snapshots.conftest import Bench
 
 if TYPE_CHECKING:
@@ -192,10 +193,12 @@ def test_a_store_that_does_not_answer_lends_nothing(bench: Bench, monkeypatch: p
     commit(bench.connect(bench.writer()), 1)
     catalog, entry = bench.catalog, newest(bench).files[FILE]
     assert entry.sha256 is not None
-    assert (f"{bench.name_of(1)}/{FILE}", entry) == reuse.ReusableFiles(catalog).find(entry.sha256)
+    assert (f"{bench.name_of(1)}/{FILE}", entry) == ShardWriter(WriterStart("", "r"), catalog).reusable(
+        entry.sha256
+    )
 
     def refuse(*_: object) -> bool:
         raise OSError("no answer")
 
     monkeypatch.setattr(catalog.storage, "exists", refuse)
-    assert reuse.ReusableFiles(catalog).find(entry.sha256) is None
+    assert ShardWriter(WriterStart("", "r"), catalog).reusable(entry.sha256) is None

@@ -122,7 +122,7 @@ def test_successors_go_on_from_the_newest_step_that_every_rank_has(bench: Bench)
     assert [content(7), content(7)] == recalled(second)
     held = second[0].tier.recall()
     assert held is not None
-    assert (Bench.name_of(7), 7, None) == (held.held.name, held.held.step, held.committed)
+    assert (Bench.name_of(7), 7, None) == (held.held.name, held.held.step, held.held.committed)
     assert {"position": {"step": 7}, "state": {"rest": {"lr": 0.5}}} == held.held.record.state
     assert 70 == held.held.record.manifest.samples
     assert [] == bench.catalog.committed()
@@ -451,7 +451,7 @@ def test_wish_of_the_dead_is_kept_and_named_to_successors(bench: Bench) -> None:
     held = second[0].tier.recall()
     assert held is not None
     place = CommittedPosition(found.name, found.step, epoch=0, samples=found.step * 10)
-    assert (6, place) == (held.held.step, held.committed)
+    assert (6, place) == (held.held.step, held.held.committed)
 
 
 def test_what_is_held_is_committed_at_the_end_of_a_launch(bench: Bench) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import TYPE_CHECKING
 
@@ -13,9 +14,11 @@ from elasticflow.storage.storage import Storage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from tests.snapshots.conftest import Bench
 
+KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 pytestmark = pytest.mark.integration
 
 
@@ -36,6 +39,22 @@ def test_snapshots_are_committed_and_retained(s3_bucket: str, bench_at: Callable
         assert verify.verify(catalog, snapshot) == []
         assert set(catalog.storage.list(catalog.folder(snapshot.name))) == {*snapshot.files, "MANIFEST.json"}
     assert set(catalog.storage.list(catalog.folder())) == {s.name for s in found}
+
+
+def test_a_relative_path_of_credentials_is_one_of_the_writer_too(
+    s3_bucket: str, bench_at: Callable[[str], Bench], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check before a run found the file, and then no snapshot was written."""
+    keys = [f"{name.lower()} = {os.environ[name]}" for name in KEYS]
+    (tmp_path / "keys").write_text("\n".join(["[default]", *keys]))
+    for name in KEYS:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "keys")
+    monkeypatch.chdir(tmp_path)
+    bench = bench_at(f"s3://{s3_bucket}/runs")
+    client = bench.connect(bench.writer())
+    bench.share(client, 1)
+    assert bench.outcomes(client.flush(60)) == [("snapshot.committed", 1)]
 
 
 def test_two_nodes_on_s3(s3_bucket: str, bench_at: Callable[[str], Bench]) -> None:

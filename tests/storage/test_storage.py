@@ -79,6 +79,18 @@ def test_unwritable_folder_is_named(tmp_path: Path) -> None:
     assert caught.value.remedy == expected
 
 
+def test_a_store_that_makes_a_file_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Generations are claimed by making a file: two launches would get the same one."""
+    storage = Storage("memory://careless")
+    store = storage._opened()
+    monkeypatch.setattr(store, "create", lambda path, data: store.write(path, (data,)))
+    with pytest.raises(
+        StorageError, match=r'snapshots.uri "memory://careless" replaces a file where it is asked'
+    ):
+        storage.check_writable()
+    assert storage.list() == []
+
+
 def test_unknown_protocol_is_named() -> None:
     """A URL that fsspec does not know is refused with its name."""
     with pytest.raises(

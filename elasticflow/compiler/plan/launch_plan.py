@@ -25,6 +25,7 @@ from elasticflow.protocol.child_processes import Warm  # noqa: TC001  # pydantic
 from elasticflow.protocol.loop_settings import LoopSettings
 from elasticflow.protocol.shard_groups import Shard  # noqa: TC001  # pydantic reads the fields' types
 from elasticflow.protocol.snapshot_settings import SnapshotSettings
+from elasticflow.run_folder import from_root
 from elasticflow.system.redaction import without_secrets
 from elasticflow.system.units import parse_duration, parse_interval
 
@@ -127,8 +128,8 @@ class LaunchPlan(Fact):
         """Return the job file's settings for a script that calls `elasticflow.join`; *project_root*: on this machine."""
         assert self.script is not None, "a generated train.py has what the job file says"
         snapshots = self.snapshots
-        if snapshots.uri is not None and "://" not in snapshots.uri:
-            snapshots = replace(snapshots, uri=str(project_root.absolute() / snapshots.uri))
+        if snapshots.uri is not None:
+            snapshots = replace(snapshots, uri=from_root(snapshots.uri, project_root.absolute()))
         return LoopSettings(
             self.job_name, self.job_digest, self.seed, snapshots, self.script.log_every, self.log_level
         )

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from elasticflow.protocol import worker_environment
 from elasticflow.protocol.json_codec import from_json, to_json
 from elasticflow.protocol.messages import CompilerCacheFailed, CompilerCacheMoved
 from elasticflow.storage.storage import Storage
-from elasticflow.system.installation import ABOVE_PACKAGE
+from elasticflow.system.installation import start_module
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -202,13 +201,7 @@ class CompilerCacheKeeper:
             is_first=self._is_first or self._has_not_loaded,
         )
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "elasticflow.launcher.compiler_cache.transfer"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                # There, -m finds this very package.
-                cwd=ABOVE_PACKAGE,
-            )
+            self._process = start_module("elasticflow.launcher.compiler_cache.transfer")
         except OSError as error:
             self._fail(action, f"no process can be started: {error}")
             return

@@ -12,6 +12,7 @@ from elasticflow.observe.status import is_locked
 from elasticflow.observe.terminal.formats import rfc3339
 from elasticflow.protocol.snapshot_settings import Keep
 from elasticflow.run_folder import SNAPSHOT_NAME
+from elasticflow.snapshots.format.manifest import OtherVersionError
 from elasticflow.snapshots.format.policy import PERMANENT, REASONS, reasons
 from elasticflow.snapshots.store.publish import UNFINISHED
 from elasticflow.system.records import float_of, int_of, printable_in
@@ -34,7 +35,7 @@ class SnapshotRow:
 
     Attributes:
         state: `committed`; `set aside` (never loaded); `damaged` (the manifest is damaged, and the snapshot not set
-            aside yet); `unfinished` (no manifest).
+            aside yet, or another version's); `unfinished` (no manifest).
         reason: Reason that it is not committed.
         manifest: The snapshot's manifest, if it can be read.
         kept: Rules that keep it; empty: the next retention removes it.
@@ -150,11 +151,16 @@ def _is_snapshot(folder: str) -> bool:
 
 
 def _row(
-    source: SnapshotSource, name: str, manifest: Manifest | str | None, verdict: str | None
+    source: SnapshotSource,
+    name: str,
+    manifest: Manifest | OtherVersionError | str | None,
+    verdict: str | None,
 ) -> SnapshotRow:
-    """Return the row of a snapshot; *manifest* is a text with the damage if it is damaged, or None if it is missing."""
+    """Return the row of a snapshot; *manifest* is as `Catalog.read_manifests` yields it."""
     if manifest is None:
         return SnapshotRow(name, "unfinished", _why_unfinished(source, name))
+    if isinstance(manifest, OtherVersionError):
+        manifest = manifest.message
     if isinstance(manifest, str):
         return SnapshotRow(name, "damaged" if verdict is None else "set aside", verdict or manifest)
     return SnapshotRow(name, "committed" if verdict is None else "set aside", verdict, manifest)

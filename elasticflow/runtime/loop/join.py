@@ -74,7 +74,7 @@ def join(
         seed: Seed of the sample order and of all random draws.
         name: Name of the job; by default the script's file name without .py.
         folder: Run folder, unless `elasticflow run` started the script; by default runs/NAME/by-hand.
-        snapshots: Folder of the snapshots, as a path or any fsspec URL; by default inside the run folder.
+        snapshots: Folder of the snapshots of this job alone, as a path or any fsspec URL; by default inside the run folder.
         every: Interval between snapshots: "500 steps", "10 min", "1 epoch", or a list of these. A snapshot is also taken at
             the end and before this process exits.
         keep: Number of newest snapshots to keep; older ones are deleted.

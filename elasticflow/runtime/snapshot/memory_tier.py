@@ -213,7 +213,7 @@ class MemoryTier:
         if self.is_auto:
             me.vote.when("memory", self._asks)
         elif me.rank == 0 and self._due.seconds is not None:
-            me.vote.when("memory", self._is_due_by_time)
+            me.vote.when("memory", lambda: self._due.is_due_by_time(time.monotonic() - self._last_time))
 
     def begin(self, position: Position) -> None:
         """Count intervals from *position*, at which training begins."""
@@ -240,9 +240,6 @@ class MemoryTier:
         """Return why this rank or another has no slots, if so, or a node not the whole state: then none uses the tier.
 
         Collective: every rank.
-
-        Raises:
-            SnapshotError: the writer died.
         """
         self._client.await_answer()
         me, (shard, degree) = self._me, self._shards
@@ -500,9 +497,6 @@ class MemoryTier:
                 self._me.event(events.HELD_PAUSES, reason=reason)
             return -self._me.world_size
         return 1
-
-    def _is_due_by_time(self) -> bool:
-        return self._due.is_due_by_time(time.monotonic() - self._last_time)
 
 
 def _with_record(mine: HeldSet, held: HeldSet) -> HeldSet:

@@ -45,10 +45,6 @@ def frozen(model: nn.Module) -> list[str]:
     return [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
 
 
-def _modes_of(model: nn.Module) -> dict[str, list[str]]:
-    return {FROZEN: frozen(model), RESTING: resting(model)}
-
-
 @dataclass(frozen=True)
 class StateRecord:
     """Content of state.json.
@@ -176,6 +172,7 @@ class SnapshotMetadata:
         me, evaluation = self._me, self._evaluation
         if (me.local_rank if on_each_node else me.rank) != 0:
             return None
+        model = self._state.model
         state = StateRecord(
             position=position,
             order=self._schedule.order_record,
@@ -187,7 +184,7 @@ class SnapshotMetadata:
             job_digest=me.job_digest,
             tree=captured.tree,
             options=self._options,
-            loop=None if self.loop is None else {**self.loop, **_modes_of(self._state.model)},
+            loop=None if self.loop is None else {**self.loop, FROZEN: frozen(model), RESTING: resting(model)},
             scalars=tuple(me.scalar_names),
         )
         facts = ManifestFacts(

@@ -7,10 +7,11 @@ A value that a module only writes, and a tensor with a graph of the current step
 from __future__ import annotations
 
 import dis
+import inspect
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -42,18 +43,10 @@ class Attribute:
     has_graph: bool
 
 
-class Held(NamedTuple):
-    """A value that a module holds, and its place."""
-
-    leaf: reachable.Leaf
-    attribute: Attribute
-
-
-def held_by(model: nn.Module, outside: Collection[int]) -> Iterator[Held]:
-    """Yield the values that the model's modules hold and no `state_dict` gives.
+def held_by(model: nn.Module, outside: Collection[int]) -> Iterator[tuple[reachable.Leaf, Attribute]]:
+    """Yield the values that the model's modules hold and no `state_dict` gives, each with its place.
 
     Args:
-        model: The bare model.
         outside: `id` of objects that are neither followed nor yielded, such as its parameters and persistent buffers.
     """
     places: dict[str, tuple[type, str]] = {}
@@ -68,7 +61,23 @@ def held_by(model: nn.Module, outside: Collection[int]) -> Iterator[Held]:
         while path not in places:
             path = path[: max(path.rfind("."), path.rfind("["))]
         has_graph = isinstance(leaf.value, Tensor) and leaf.value.grad_fn is not None
-        yield Held(leaf, Attribute(*places[path], leaf.path == path, has_graph))
+        yield leaf, Attribute(*places[path], leaf.path == path, has_graph)
+
+
+def flags_of(model: nn.Module) -> dict[str, tuple[bool, type]]:
+    """Return the flags that the model's modules hold, each with the class of its module."""
+    return {
+        ".".join(filter(None, ("model", prefix, name))): (value, type(module))
+        for prefix, module in model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, bool) and name not in _OF_TORCH
+    }
+
+
+def goes_by(kind: type, name: str) -> bool:
+    """True if the methods of a class both set an attribute and read it."""
+    reads, writes, _ = _uses(kind, name)
+    return reads > 0 and writes > 0
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -85,7 +94,6 @@ def is_doubtful(attribute: Attribute, kind: str) -> bool:
     """True if it is doubtful that steps depend on a value that changes.
 
     Args:
-        attribute: Place of the value.
         kind: Kind of the value's mark: "tensor", "scalar", "generator", "whole" or "number".
     """
     if kind == "generator":
@@ -108,6 +116,9 @@ def _uses(kind: type, name: str) -> tuple[int, int, int]:
             continue
         for method in vars(base).values():
             function = getattr(method, "__func__", getattr(method, "fget", method))
+            if isinstance(function, FunctionType):
+                # The function of a decorator, such as `torch.no_grad()`, reads nothing itself.
+                function = inspect.unwrap(function)
             if not isinstance(function, FunctionType) or function.__name__ == "__init__":
                 continue
             found = _names(function.__code__)[name]

@@ -39,7 +39,6 @@ class RankShard:
     Attributes:
         tensors: Live tensors by the key that they are stored under.
         keys: Key of each tensor in the state, by the key that it is stored under: a piece has one of its own.
-        nbytes: Bytes of all of them.
         entries: Place of each tensor in a staging buffer; the tensors follow one another without gaps.
     """
 
@@ -113,7 +112,6 @@ class ShardPlanner:
     """Assigns tensors to ranks: every rank makes the same plan without asking the others.
 
     Args:
-        world_size: Number of all ranks.
         node: Ranks of this node, if they hold the whole state among themselves: beside its own shard each has copies of
             what ranks on other nodes store.
     """
@@ -182,7 +180,6 @@ def balanced(
 
     Args:
         sizes: Bytes of each tensor, by key.
-        parts: Number of ranks.
         frozen: Keys that are balanced separately, since most snapshots write only the other keys.
         local: Keys whose values may differ between ranks: rank 0 stores its own values, and no rank waits for another.
     """

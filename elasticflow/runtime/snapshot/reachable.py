@@ -27,8 +27,8 @@ from elasticflow.runtime.process.sharded_tensors import local_of
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-MOST_OBJECTS = 200_000
-"""Number of objects at which a walk stops: a larger structure is data, not the state of an optimizer."""
+# Objects and numbers at which a walk stops, and items of a container that is not walked: more is data, not state.
+_MOST_OBJECTS, _MOST_ITEMS = 200_000, 50_000
 
 _LARGEST_KEY = 2**32
 """Bound for whole numbers as keys of a dict: a larger key is the `id` of an object, and differs between processes."""
@@ -100,7 +100,9 @@ def leaves(
     waiting = deque((path, thing, 0) for path, thing in roots.items())
     # An id stands for one object only as long as the object lives.
     kept: list[Any] = []
-    while waiting and len(kept) < MOST_OBJECTS:
+    for _ in range(_MOST_OBJECTS):
+        if not waiting:
+            return
         path, thing, depth = waiting.popleft()
         if thing is None or isinstance(thing, bool | random.SystemRandom):  # the latter has no state
             continue
@@ -113,7 +115,7 @@ def leaves(
         kept.append(thing)
         if isinstance(thing, _VALUES):
             yield Leaf(path, local_of(thing) if isinstance(thing, Tensor) else thing)
-        elif depth != deepest and not isinstance(thing, _OPAQUE) and not is_machinery(thing):
+        elif depth != deepest and not (isinstance(thing, _OPAQUE) or is_machinery(thing) or _is_data(thing)):
             waiting.extend((inside, each, depth + 1) for inside, each in inside_of(path, thing, names))
 
 
@@ -132,6 +134,10 @@ def is_machinery(thing: Any) -> bool:
     """True if *thing* belongs to torch's or elasticflow's machinery, or to a library that holds no state of training."""
     module = thing.__module__ if isinstance(thing, FunctionType) else type(thing).__module__
     return (module or "").startswith(_MACHINERY)
+
+
+def _is_data(thing: Any) -> bool:
+    return isinstance(thing, Mapping | list | tuple | deque) and len(thing) > _MOST_ITEMS
 
 
 def inside_of(path: str, thing: Any, names: Mapping[int, str]) -> Iterator[tuple[str, Any]]:

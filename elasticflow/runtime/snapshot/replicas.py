@@ -45,7 +45,6 @@ class _Pending:
     """A comparison that continues during the next step.
 
     Attributes:
-        step: Step after which the replicas are compared.
         then: Called if the replicas are equal.
         unhook: Removes the hooks by which the optimizers wait for the sums.
     """
@@ -304,7 +303,6 @@ def difference(step: int, ranks: Sequence[Sums], numbers: Sequence[int] | None =
     """Return the error that names the tensors that differ after *step*, and the diverged ranks: a minority, or all ranks.
 
     Args:
-        step: Number of the last finished step.
         ranks: Sums, in the order of *numbers*.
         numbers: The ranks compared, ascending; None: all ranks, from 0.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
 from elasticflow.errors import SnapshotError, StorageError
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from elasticflow.runtime.snapshot.metadata import StateRecord
     from elasticflow.runtime.state.options import OptionChange
     from elasticflow.runtime.state.state import State
+    from elasticflow.snapshots.client.loading import NodeLoader
     from elasticflow.snapshots.format.manifest import Manifest
     from elasticflow.snapshots.read.load import LoadedSnapshot
     from elasticflow.snapshots.store.catalog import Catalog
@@ -50,23 +51,7 @@ class SnapshotContent:
         return cls(loaded.manifest, loaded.state, LazyTensors(loaded))
 
 
-class Loader(Protocol):
-    """Loads snapshots through the node's writer (`snapshots/client/loading.py`)."""
-
-    def load(self, name: str) -> LoadedSnapshot:
-        """Return snapshot *name*, verified.
-
-        Raises:
-            DamagedSnapshotError: the snapshot's content differs from what was written.
-            UnreadableSnapshotError: this process may not read the snapshot.
-            SnapshotError: the store cannot be read, which says nothing about the snapshot.
-        """
-
-    def release(self) -> None:
-        """Release the loaded snapshot."""
-
-
-def newest_good(me: Worker, catalog: Catalog, loader: Loader) -> SnapshotContent | None:
+def newest_good(me: Worker, catalog: Catalog, loader: NodeLoader) -> SnapshotContent | None:
     """Return the newest snapshot that all ranks have read and verified; None if no snapshot exists. Collective: every rank.
 
     A snapshot that any rank finds damaged is set aside with the reason, and all ranks try the next older one. A snapshot
@@ -120,7 +105,6 @@ def option_changes(me: Worker, state: State, record: StateRecord, world_size: in
     another number of workers: there the job's code derives a difference from that number, and the run keeps its options.
 
     Args:
-        state: The live objects.
         world_size: World size of the group that took it.
     """
     is_resized = record.job_digest == me.job_digest and world_size != me.world_size
@@ -131,7 +115,7 @@ def apply(
     me: Worker,
     state: State,
     content: SnapshotContent,
-    loader: Loader,
+    loader: NodeLoader,
     changes: Sequence[OptionChange] = (),
 ) -> None:
     """Apply the snapshot's state to the live objects, and make sure that all ranks have the same. Collective: every rank.
@@ -165,9 +149,14 @@ def candidates(me: Worker, catalog: Catalog) -> list[str]:
     text = ""
     if me.rank == 0:
         try:
-            for name, reason in catalog.damaged().items():
-                _set_aside(me, catalog, name, reason)
-            text = "\n".join(manifest.name for manifest in catalog.committed())
+            names = []
+            for name, content in catalog.scan():
+                if isinstance(content, str):
+                    _set_aside(me, catalog, name, content)
+                else:
+                    # The loader refuses the snapshot of another version, where it is the newest.
+                    names.append(name)
+            text = "\n".join(names)
         except (OSError, StorageError) as error:
             text = _OUTAGE + _text(error)
     return _gather_unless_outage(me, text)[0].split()

@@ -213,7 +213,7 @@ class Snapshots:
         self._last, self._last_time = position, time.monotonic()
         if held is not None:
             self._metadata.parent = held.parent
-            self._last = held.committed or (self._schedule.start if held.parent is None else position)
+            self._last = held.held.committed or (self._schedule.start if held.parent is None else position)
         if self._memory_tier is not None:
             self._memory_tier.begin(position)
         # A state that an earlier generation held may be newer than those on the store.
@@ -232,7 +232,6 @@ class Snapshots:
         and the snapshot already contains their result. After a call with *is_last*, later calls do nothing.
 
         Args:
-            is_last: As above.
             reads_on: A kept loader may be read already, so that its state cannot be loaded again; what else is included stays, too.
 
         Raises:

@@ -92,7 +92,6 @@ class DeviceCopier(Copier):
     The first copy waits for everything: each generation has a good copy, however often the job's own code overtakes later ones.
 
     Args:
-        device: Device on which training runs.
         optimizers: Optimizers whose steps wait for the copy on the device.
     """
 

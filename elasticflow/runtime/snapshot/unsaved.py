@@ -26,7 +26,7 @@ from elasticflow.runtime.process.sharded_tensors import local_of
 from elasticflow.runtime.process.torch_private import buffers_of, has_plain_state, unsaved_buffers_of
 from elasticflow.runtime.snapshot import reachable
 from elasticflow.runtime.snapshot.checksums import sums_of
-from elasticflow.runtime.snapshot.model_attributes import held_by, is_doubtful
+from elasticflow.runtime.snapshot.model_attributes import flags_of, goes_by, held_by, is_doubtful
 from elasticflow.runtime.training import several_optimizers
 from elasticflow.snapshots.format.state_json import StateMark
 
@@ -97,6 +97,8 @@ class Unsaved:
         self._warned: set[str] = set()
         self._watches: list[Watch] = []
         self._groups: dict[str, int] = {}
+        # Flags of the model's modules before the first step.
+        self._flags: dict[str, tuple[bool, type]] = {}
 
     def add(self, watch: Watch) -> None:
         """Add *watch* to the checks."""
@@ -106,6 +108,7 @@ class Unsaved:
         """Fix the optimizers' groups from now on: `add_param_group` raises when it is called."""
         several_optimizers.fix_groups(self._state.optimizers)
         self._groups = {name: len(each.param_groups) for name, each in self._state.optimizers.items()}
+        self._flags = flags_of(self._state.model)
 
     @property
     def looks_after_steps(self) -> bool:
@@ -119,6 +122,8 @@ class Unsaved:
             StateError: a snapshot would leave out state that training changes; the message names it.
         """
         if self._steps:
+            if self._flags:
+                self._look_at_flags()
             self._steps -= 1
             self._require_complete()
 
@@ -150,14 +155,23 @@ class Unsaved:
         lost, doubtful = moved(before, self._last, self._ignored)
         if lost:
             raise refusal(lost)
-        if self._me.rank == 0:
-            for path in doubtful:
-                # A hundred layers with the same counter get one event.
-                alike = re.sub(r"\d+", "#", path)
-                if alike not in self._warned:
-                    self._warned.add(alike)
-                    kind = "a tensor" if self._last.loose[path][0] == "tensor" else "a number"
-                    self._me.event(events.STATE_LEFT_OUT, name=path, type=kind)
+        for path in doubtful:
+            self._tell(path, "a tensor" if self._last.loose[path][0] == "tensor" else "a number")
+
+    def _look_at_flags(self) -> None:
+        """Tell of flags that the first step has set: a restart begins with the old ones, and may set initial weights again."""
+        before, self._flags = self._flags, {}
+        for path, (value, kind) in flags_of(self._state.model).items():
+            has_changed = before.get(path, (value,))[0] != value
+            if has_changed and not is_ignored(path, self._ignored) and goes_by(kind, path.rpartition(".")[2]):
+                self._tell(path, "a flag")
+
+    def _tell(self, path: str, kind: str) -> None:
+        # A hundred layers with the same counter get one event.
+        alike = re.sub(r"\d+", "#", path)
+        if self._me.rank == 0 and alike not in self._warned:
+            self._warned.add(alike)
+            self._me.event(events.STATE_LEFT_OUT, name=path, type=kind)
 
 
 def roots_of(state: State) -> dict[str, Any]:
@@ -195,10 +209,10 @@ def look(state: State) -> _Look:
     numbers = dict(_numbers("", captured.tree, packed))
     known = set(numbers.values())
     saved = outside_of(state.model) - {id(tensor) for tensor in _unsaved_buffers(state.model)}
-    of_model = {each.leaf.path: each for each in held_by(state.model, saved)}
+    of_model = {leaf.path: (leaf, attribute) for leaf, attribute in held_by(state.model, saved)}
     reached = [
         *reachable.leaves(roots_of(state), names_of(state.model), outside),
-        *(each.leaf for each in of_model.values()),
+        *(leaf for leaf, _ in of_model.values()),
     ]
     loose = [
         leaf
@@ -214,7 +228,7 @@ def look(state: State) -> _Look:
         {path: mark for path, mark in marks.items() if path not in copies},
         numbers,
         tuple(own),
-        {path: each.attribute for path, each in of_model.items() if path in marks},
+        {path: attribute for path, (_, attribute) in of_model.items() if path in marks},
     )
 
 

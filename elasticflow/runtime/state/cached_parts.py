@@ -267,7 +267,6 @@ class IdentityCheck:
     """Compares objects with those of before: the same objects, and the tensors among them in the same memory.
 
     Args:
-        find: Returns the objects.
         has_forms: Shape, strides and `requires_grad` are compared, too.
     """
 

@@ -1,8 +1,6 @@
 """State as JSON plus tensors, without pickle, and back; tensors of a snapshot are read when they are asked for.
 
-Values of JSON stand for themselves. What JSON lacks is an object with one key: `$tensor` (a stored tensor),
-`$scalar` (an element of a packed vector), `$float` (inf, nan), `$tuple`, `$dict` (keys that are not text), `$ordered`
-(an OrderedDict), `$counter`.
+Values of JSON stand for themselves; objects with a `StateMark` as their only key stand for values that JSON lacks.
 """
 
 from __future__ import annotations
@@ -146,11 +144,7 @@ class Encoder:
 
 
 class StoredTensors(Mapping[str, Tensor]):
-    """The tensors of a stored state, wherever their pieces lie; a tensor looked up is whole.
-
-    Args:
-        whole: The tensors by key.
-    """
+    """The tensors of a stored state, wherever their pieces lie; a tensor looked up is whole."""
 
     def __init__(self, whole: Mapping[str, WholeTensor]) -> None:
         self._whole = whole
@@ -213,7 +207,6 @@ class Decoder:
     """Turns JSON back into values.
 
     Args:
-        tensors: Stored tensors by key.
         memory_formats: How tensors that are not contiguous are to lie.
         copies: Give tensors memory of their own, laid out as they were; False for values that are copied anyway.
             A tensor that stood in two places is one tensor again.
@@ -238,7 +231,6 @@ class Decoder:
         """Return the value that was encoded as *value*.
 
         Args:
-            value: JSON.
             like: A tensor of the job; if it is sharded, tensors of its shape are shared out as it is, and only this rank's
                 rows of them are read. If it is not, every rank has all of them.
 
@@ -251,7 +243,6 @@ class Decoder:
         """Return the value that was encoded as *value*; its tensors are shared out as those at the same places of *live* are.
 
         Args:
-            value: JSON.
             live: Reads the state of the job that the value will take the place of; called only if the job is sharded and the value
                 has tensors.
 

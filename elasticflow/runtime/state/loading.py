@@ -56,8 +56,6 @@ def check_optimizer(
     """Check that *saved* is the state of such an optimizer over such parameters.
 
     Args:
-        optimizer: The live one.
-        saved: Result of its `state_dict`.
         saved_names: Names of the parameters of each group then; None if no one wrote them down.
         names: The same now.
 

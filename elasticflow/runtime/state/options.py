@@ -59,12 +59,7 @@ class OptionChange:
 
 
 class JobOptions:
-    """The options of a job's optimizers and schedules, which must be as the job made them when this is made.
-
-    Args:
-        optimizers: By the names of their parts.
-        schedules: By the names of theirs.
-    """
+    """The options of a job's optimizers and schedules, which must be as the job made them when this is made."""
 
     def __init__(self, optimizers: Mapping[str, Optimizer], schedules: Mapping[str, Any]) -> None:
         self._optimizers, self._schedules = dict(optimizers), dict(schedules)
@@ -97,7 +92,6 @@ class JobOptions:
 
         Args:
             states: Decoded states of a snapshot, by part.
-            changes: Result of `changes_since`.
         """
         moved = self._play_through(states, changes)
         wanted: dict[str, list[dict[str, Any]]] = {}

@@ -14,6 +14,7 @@ from elasticflow.runtime.state import codec, loading
 from elasticflow.runtime.state.cached_parts import TensorSet, part_of
 from elasticflow.runtime.state.options import JobOptions
 from elasticflow.runtime.training import several_optimizers
+from elasticflow.snapshots.format.state_json import PARAMETERS
 from elasticflow.system import fault_injection
 
 if TYPE_CHECKING:
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 _INCLUDE = "include."
 _METHODS = ("state_dict", "load_state_dict")
 _EVALUATION = "evaluation"
-# Beside the parts: which parameter each number in an optimizer's state stands for.
-_PARAMETERS = "parameters"
 
 Names = loading.Names | dict[str, loading.Names]
 """Of the parameters of one optimizer, or of each of several by the name of its part."""
@@ -78,9 +77,7 @@ class State:
     """State of a snapshot besides the position: a training job's stateful objects.
 
     Args:
-        model: The bare model.
         optimizers: In its place what a step that moves optimizers itself is given: one, or several in a mapping or a list.
-        evaluation: Keeps the best metric.
         include: The job's own objects that have `state_dict` and `load_state_dict`, by name.
 
     Raises:
@@ -175,7 +172,7 @@ class State:
         if not self._tensor_sets or not all(map(operator.is_, tensor_sets, self._tensor_sets)):
             self._tensor_sets, self._captured = tensor_sets, self._merged(tensor_sets)
             self._names = self._parameter_names()
-        content[_PARAMETERS] = self._names
+        content[PARAMETERS] = self._names
         fault_injection.reach("snapshot.after_capture")
         return replace(self._captured, tree=content)
 
@@ -245,9 +242,6 @@ class State:
         Objects of the job's own load first: an object that refuses its state leaves the others unchanged.
 
         Args:
-            content: JSON.
-            tensors: By key.
-            memory_formats: Memory layouts of tensors that are not contiguous.
             changes: Options that the job has changed since the snapshot; their new values count.
 
         Raises:
@@ -266,7 +260,7 @@ class State:
             name: loading.decoded(part.stateful, content[name], view, own) for name, part in parts.items()
         }
         for name, part in parts.items():
-            self._check_part(name, part.stateful, decoded[name], content.get(_PARAMETERS))
+            self._check_part(name, part.stateful, decoded[name], content.get(PARAMETERS))
         order = sorted(parts, key=self._when_loaded)
         merged: Callable[[], None] | None = None
         put_back = loading.in_place(self.optimizers.values())
@@ -303,7 +297,7 @@ class State:
 
     def _check_parts(self, content: Mapping[str, Any]) -> None:
         # An evaluation may come or go: what it keeps is about the run, no weight depends on it.
-        for name in sorted((set(self._parts) ^ set(content)) - {_PARAMETERS, _EVALUATION}):
+        for name in sorted((set(self._parts) ^ set(content)) - {PARAMETERS, _EVALUATION}):
             is_own = name.startswith(_INCLUDE)
             short = name.removeprefix(_INCLUDE)
             if name in self._parts:

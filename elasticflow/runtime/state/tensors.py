@@ -34,7 +34,6 @@ def refusal(tensor: Tensor, *, in_place: bool) -> tuple[str, str | None] | None:
     """Return reason and remedy, as texts, if a snapshot cannot hold *tensor*; None if it can.
 
     Args:
-        tensor: Any tensor.
         in_place: Restoring copies into it, which takes memory of its own for each element.
     """
     if is_sharded(tensor):

@@ -60,11 +60,7 @@ class NodeLoader:
                 assert_never(answer)
 
     def release(self) -> None:
-        """Close the loaded snapshot, if there is one, and tell the writer that this rank does not need it any more.
-
-        Raises:
-            SnapshotError: the writer died.
-        """
+        """Close the loaded snapshot, if there is one, and tell the writer that this rank does not need it any more."""
         for loaded in self._loaded:
             loaded.files.close()
         self._loaded.clear()

@@ -28,7 +28,6 @@ from elasticflow.system import fault_injection
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from elasticflow.snapshots.client.messages import CommittedPosition
     from elasticflow.snapshots.client.staging import StagingClient
     from elasticflow.snapshots.format.shard_file import SnapshotRecord, TensorEntry
 
@@ -41,11 +40,7 @@ _JSON = json.JSONEncoder(allow_nan=False)
 
 @dataclass(frozen=True)
 class RecalledState:
-    """The state that the ranks of an earlier generation held at one step, in the memory of this node.
-
-    Attributes:
-        held: Name, age, record and layout.
-    """
+    """The state that the ranks of an earlier generation held at one step, in the memory of this node."""
 
     held: HeldSet
     memories: list[mmap.mmap]
@@ -56,14 +51,10 @@ class RecalledState:
         return self.held.generation, self.held.step
 
     @property
-    def committed(self) -> CommittedPosition | None:
-        """Newest snapshot that was committed out of the memory tier, as far as the node knows."""
-        return self.held.committed
-
-    @property
     def parent(self) -> str | None:
         """Name of the newest committed snapshot before it, if any."""
-        return self.held.record.manifest.parent if self.committed is None else self.committed.name
+        committed = self.held.committed
+        return self.held.record.manifest.parent if committed is None else committed.name
 
     @property
     def shards(self) -> list[tuple[Sequence[TensorEntry], mmap.mmap]]:
@@ -81,7 +72,7 @@ class RecalledState:
 
 
 class MemoryTierClient:
-    """One rank's slots; used from the thread that uses the connection.
+    """One rank's slots; used from the thread that uses the connection. Methods raise SnapshotError if the writer died.
 
     Args:
         link: To the node's writer; its slots are those of the memory tier, the one that was filled last at the end.
@@ -118,11 +109,7 @@ class MemoryTierClient:
         return bool(self._link.slots) or self.declined is not None
 
     def await_answer(self) -> None:
-        """Wait until the writer has answered `reserve`.
-
-        Raises:
-            SnapshotError: the writer died.
-        """
+        """Wait until the writer has answered `reserve`."""
         while not self.is_answered:
             self._link.receive_one(None, "no answer about slots")
 
@@ -193,12 +180,8 @@ class MemoryTierClient:
                 free.append(slot)
         return free
 
-    def describe(self, tensors: Sequence[TensorEntry], nbytes: int, record: SnapshotRecord | None) -> None:
-        """Send how the shards that follow are laid out, and the record as it is now, if this is the first rank of its node.
-
-        Raises:
-            SnapshotError: the writer died.
-        """
+    def describe(self, tensors: list[TensorEntry], nbytes: int, record: SnapshotRecord | None) -> None:
+        """Send how the shards that follow are laid out, and the record as it is now, if this is the first rank of its node."""
         self._layout, self._nbytes = self._layout + 1, nbytes
         self._described = {} if record is None else record.to_json()
         self._link.send(Describe(self._layout, StagedShard(tensors, nbytes, record)))
@@ -241,9 +224,6 @@ class MemoryTierClient:
 
         Args:
             older_than: Generation and step, of which an older state is wanted; empty: any.
-
-        Raises:
-            SnapshotError: the writer died.
         """
         request = Recall(older_than)
         held = self._link.ask(
@@ -254,11 +234,7 @@ class MemoryTierClient:
         return RecalledState(held, self._mapped([shard.size for shard in held.shards], mmap.mmap))
 
     def prepare_to_receive(self, held: HeldSet) -> list[mmap.mmap] | str:
-        """Return memory for each shard of *held*, a state of another node, or why there is none: what this node held is given up.
-
-        Raises:
-            SnapshotError: the writer died.
-        """
+        """Return memory for each shard of *held*, a state of another node, or why there is none: what this node held is given up."""
         first, *rest = (shard.shard for shard in held.shards)
         shards = (replace(first, record=held.record), *rest)
         request = Receive(held.generation, held.world_size, held.committed, shards)

@@ -53,7 +53,6 @@ class Reserve:
     """Make shared memory ready for this rank's shards; `Slots` or `NoSlots` answers it.
 
     Attributes:
-        nbytes: Least bytes of each slot.
         is_held: The slots are the memory tier's, whose content outlives this worker; else staging buffers.
         is_optional: Only if they take no more than half of the memory that is free, and two instead of three.
         is_more: A slot of the memory tier beside those that the worker has, until it gives one back.
@@ -78,7 +77,6 @@ class Stage:
 
     Attributes:
         slot: Number of the buffer; None: the shard has no bytes.
-        shard: Description of the shard in the buffer.
         refusal: Why the buffer does not hold the shard, if so: the snapshot fails.
     """
 

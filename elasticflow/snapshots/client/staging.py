@@ -32,7 +32,7 @@ from elasticflow.system import fault_injection
 
 if TYPE_CHECKING:
     from collections import deque
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from elasticflow.snapshots.client.channel import Channel
     from elasticflow.snapshots.client.messages import ToWorker, ToWriter
@@ -55,7 +55,8 @@ class StagingClient:
 
     Its shared memory is either staging buffers or the slots of the memory tier (`MemoryTierClient`). There are two
     buffers per rank, or one where memory is short: while one is being written, the other can be filled; when all are
-    being written, `buffer` waits, so a slow store delays the next snapshot and never grows memory.
+    being written, `buffer` waits, so a slow store delays the next snapshot and never grows memory. Methods that send or receive
+    raise SnapshotError if the writer died.
 
     Attributes:
         handlers: Called with a message, by its type; a message without a handler is ignored.
@@ -120,7 +121,6 @@ class StagingClient:
         `Catalog.newest()` is final after this call.
 
         Args:
-            world_size: Number of all ranks.
             local_rank: Number among this node's ranks; None: each node has as many, one after the other.
             part: Rows of sharded tensors that this rank holds; None: it holds whole ones.
 
@@ -158,22 +158,14 @@ class StagingClient:
         self._channel.close()
 
     def send(self, message: ToWriter) -> None:
-        """Send a message to the writer.
-
-        Raises:
-            SnapshotError: the writer died.
-        """
+        """Send a message to the writer."""
         try:
             self._channel.send(message)
         except OSError as error:
             raise SnapshotError(f"the snapshot writer died: {error}") from None
 
     def receive_waiting(self) -> None:
-        """Handle all messages that have arrived; never waits.
-
-        Raises:
-            SnapshotError: the writer died.
-        """
+        """Handle all messages that have arrived; never waits."""
         while True:
             try:
                 message = self._channel.receive(0)
@@ -246,12 +238,7 @@ class StagingClient:
         or one where memory is short. Not between `buffer` and `stage`: larger ones take the place of the old ones.
 
         Args:
-            nbytes: Bytes of each slot.
-            is_held: Ask for slots of the memory tier.
             is_optional: This rank can do without them; see `Reserve`.
-
-        Raises:
-            SnapshotError: the writer died.
         """
         if nbytes > self._reserved:
             self._drop_slots()
@@ -259,20 +246,12 @@ class StagingClient:
             self.send(Reserve(nbytes, is_held, is_optional))
 
     def reserve_more(self) -> None:
-        """Ask for another slot of the memory tier, beside those that this rank has, and return at once.
-
-        Raises:
-            SnapshotError: the writer died.
-        """
+        """Ask for another slot of the memory tier, beside those that this rank has, and return at once."""
         self.no_more = None
         self.send(Reserve(self._reserved, is_held=True, is_optional=True, is_more=True))
 
     def give_back(self, slot: Slot) -> None:
-        """Do without *slot* of the memory tier, which this rank has locked, and which has no label.
-
-        Raises:
-            SnapshotError: the writer died.
-        """
+        """Do without *slot* of the memory tier, which this rank has locked, and which has no label."""
         self.dropping(slot)
         self.slots.remove(slot)
         self.send(GiveBack(slot.number))
@@ -311,7 +290,7 @@ class StagingClient:
         *,
         name: str,
         step: int,
-        tensors: Sequence[TensorEntry],
+        tensors: list[TensorEntry],
         nbytes: int,
         record: SnapshotRecord | None = None,
         refusal: str | None = None,
@@ -323,9 +302,6 @@ class StagingClient:
             tensors: Place of each tensor of this rank's shard; may be empty.
             record: Rank 0's; None on other ranks.
             refusal: Why the buffer does not hold the shard, if so: the snapshot fails, on every rank.
-
-        Raises:
-            SnapshotError: the writer died.
         """
         slot, self._filling = self._filling, None
         assert slot is not None or not nbytes, "stage() without buffer()"
@@ -341,20 +317,13 @@ class StagingClient:
         """Ask for a snapshot on the store of the memory tier's state at *step*, or later if the writer is busy.
 
         It stands for earlier requests that are not begun. Every rank asks.
-
-        Raises:
-            SnapshotError: the writer died.
         """
         if step > self._begun:
             self._requested = step
             self.send(RequestPersist(step, trigger))
 
     def await_begun(self) -> None:
-        """Wait until the writer has begun to write the snapshot that `request_persist` asked for last.
-
-        Raises:
-            SnapshotError: the writer died.
-        """
+        """Wait until the writer has begun to write the snapshot that `request_persist` asked for last."""
         while (step := self._requested) is not None:
             self.receive_one(None, f"no word of step {step}")
 

@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.errors import SnapshotError
+from elasticflow.protocol.json_codec import to_json
 from elasticflow.storage.storage import Storage
-from elasticflow.system.installation import ABOVE_PACKAGE
+from elasticflow.system.installation import start_module
 from elasticflow.system.polling import readable
 from elasticflow.system.processes import is_ending
 
@@ -150,23 +152,17 @@ def start_writer(start: WriterStart, python: str = sys.executable) -> WriterProc
     Raises:
         WriterNotStartedError: the writer ended, or was not ready in time.
     """
-    start = start.started_by(os.getpid(), Storage(start.uri).absolute_uri)
+    start = replace(start, parent=os.getpid(), uri=Storage(start.uri).absolute_uri)
     # The child inherits the mask: a signal to the whole group cannot end it before it ignores these signals itself.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
     try:
-        process = subprocess.Popen(
-            [python, "-m", "elasticflow.snapshots.writer.main"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            # There, -m finds this very package.
-            cwd=ABOVE_PACKAGE,
-        )
+        process = start_module("elasticflow.snapshots.writer.main", python)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     assert process.stdin is not None
     writer = WriterProcess(process)
     with contextlib.suppress(BrokenPipeError):
-        process.stdin.write(json.dumps(start.to_json()).encode() + b"\n")
+        process.stdin.write(to_json(start).encode() + b"\n")
         process.stdin.flush()
     writer._wait_ready()  # noqa: SLF001  # not for others
     return writer

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
@@ -44,6 +44,16 @@ class RemovedSnapshotError(DamagedSnapshotError):
         )
 
 
+class OtherVersionError(SnapshotError):
+    """A manifest is as another version of elasticflow writes it, which this version does not know; it is not damaged."""
+
+    def __init__(self, difference: str) -> None:
+        super().__init__(
+            f"{FILE_NAME} {difference}, which only another version of elasticflow reads",
+            "continue with that version, or start a new run",
+        )
+
+
 class UnreadableSnapshotError(SnapshotError):
     """This process may not read a file of a snapshot: damage if another snapshot can be read, else an outage."""
 
@@ -58,11 +68,6 @@ class FileEntry:
     size: int
     crc32: tuple[int, ...]
     sha256: str | None = None
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> FileEntry:
-        """Return the entry whose fields are *content*."""
-        return cls(size=content["size"], crc32=tuple(content["crc32"]), sha256=content.get("sha256"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,18 +178,20 @@ def parse(data: bytes) -> Manifest:
     """Return the manifest in *data*; its names, places and sizes fit together.
 
     Raises:
-        DamagedSnapshotError: *data* is not JSON, of an unknown format, incomplete, or differs from its digest; or a
+        OtherVersionError: its format is unknown, or it has fields that are.
+        DamagedSnapshotError: *data* is not JSON, incomplete, or differs from its digest; or a
             value has the wrong type or is out of range, a name leads out of the folder, or tensors overlap, leave
             gaps or reach beyond their file; or the pieces of a tensor do not make it whole.
     """
     try:
         content = records.parse(data)
-        if content.get("format") not in (FORMAT, WITH_PIECES) or isinstance(content["format"], bool):
-            raise DamagedSnapshotError(
-                f"{FILE_NAME} has format {printable(content.get('format'))}, this version reads {FORMAT} and {WITH_PIECES}"
-            )
         if content.pop("digest", None) != _digest(content):
             raise DamagedSnapshotError(f"{FILE_NAME} does not match its digest")
+        # From here on it is what was written.
+        if content["format"] not in (FORMAT, WITH_PIECES) or isinstance(content["format"], bool):
+            raise OtherVersionError(f"has format {printable(content['format'])}")
+        if unknown := content.keys() - {each.name for each in fields(Manifest)}:
+            raise OtherVersionError(f"has {printable(min(unknown))}")
         return _checked(content)
     except records.BadJsonError as error:
         raise DamagedSnapshotError(f"{FILE_NAME} {error}") from None

@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from elasticflow.system.units import Interval, parse_duration, parse_interval
+from elasticflow.system.units import parse_duration, parse_interval
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # Attribute of a `HasPosition`, by the unit of an interval.
 _FIELDS = {"step": "step", "epoch": "epoch", "sample": "samples"}
-_TRIGGERS = (("epoch", "epoch"), ("step", "steps"), ("sample", "samples"))
+_TRIGGERS = (("epoch", "epoch"), ("step", "steps"), ("samples", "samples"))
 # Reasons to stay, in the order for display. The permanent ones outlast newer snapshots: only a better metric, an unpin or
 # another rule ends them.
 PERMANENT = ("pinned", "best", "every")
@@ -87,12 +87,10 @@ class Due:
 
     every: tuple[str, ...]
     seconds: float | None = field(init=False, repr=False, compare=False)
-    _intervals: tuple[Interval, ...] = field(init=False, repr=False, compare=False)
     _counted: tuple[tuple[str, int], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         intervals = tuple(parse_interval(text) for text in self.every)
-        object.__setattr__(self, "_intervals", intervals)
         times = (interval.amount for interval in intervals if interval.unit == "s")
         object.__setattr__(self, "seconds", min(times, default=None))
         counted = tuple((_FIELDS[i.unit], int(i.amount)) for i in intervals if i.unit != "s")
@@ -110,8 +108,12 @@ class Due:
 
     def trigger(self, previous: HasPosition, now: HasPosition) -> str:
         """Return the reason why it is due at *now*: "epoch", "steps" or "samples"; "time" if no counted interval does."""
-        reached = {i.unit for i in self._intervals if i.unit != "s" and _passed(previous, now, i)}
-        return next((word for unit, word in _TRIGGERS if unit in reached), "time")
+        reached = {
+            name
+            for name, amount in self._counted
+            if getattr(now, name) // amount > getattr(previous, name) // amount
+        }
+        return next((word for name, word in _TRIGGERS if name in reached), "time")
 
     def is_due_by_time(self, seconds: float) -> bool:
         """Return whether it is due by the clock alone."""
@@ -126,7 +128,6 @@ class BoundedShare:
     lags for which the next step would wait otherwise: the median of the last `_WAITS` counts.
 
     Args:
-        now: Present time, in seconds.
         expected: Seconds that the first is expected to take.
     """
 
@@ -157,16 +158,6 @@ class BoundedShare:
         """Note that the last one took *seconds*, and waited so long for other ranks, beside what was told before."""
         self._taken[-1] += max(0.0, seconds)
         self._waited[-1] += max(0.0, waited)
-
-
-def _passed(previous: HasPosition, now: HasPosition, interval: Interval) -> bool:
-    amount = int(interval.amount)
-    return _count(now, interval) // amount > _count(previous, interval) // amount
-
-
-def _count(position: HasPosition, interval: Interval) -> int:
-    count: int = getattr(position, _FIELDS[interval.unit])
-    return count
 
 
 def reasons(
@@ -255,7 +246,7 @@ def _milestones(newest_first: list[RetainableSnapshot], every: str | None) -> se
     first: dict[int, str] = {}
     for snapshot in sorted(newest_first, key=lambda s: (s.step, s.generation), reverse=True):
         # The oldest of each multiple is written last and stays.
-        count = snapshot.created if interval.unit == "s" else _count(snapshot, interval)
+        count = getattr(snapshot, _FIELDS.get(interval.unit, "created"))
         first[int(count // interval.amount)] = snapshot.name
     first.pop(0, None)
     return set(first.values())

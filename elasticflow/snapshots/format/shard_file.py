@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from elasticflow.snapshots.format.digests import Checksums
@@ -62,12 +62,6 @@ class TensorEntry:
     piece: Piece | None = None
     is_copy: bool = False
 
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> TensorEntry:
-        """Return the entry whose fields are *content*."""
-        piece = None if content["piece"] is None else Piece.from_json(content["piece"])
-        return cls(**{**content, "shape": tuple(content["shape"]), "piece": piece})
-
 
 @dataclass(frozen=True)
 class SnapshotRecord:
@@ -99,20 +93,12 @@ class StagedShard:
 
     Attributes:
         tensors: Place of each tensor; may be empty.
-        nbytes: Bytes in use.
         record: Rank 0's; None on other ranks.
     """
 
-    tensors: Sequence[TensorEntry]
+    tensors: list[TensorEntry]
     nbytes: int
     record: SnapshotRecord | None = None
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> StagedShard:
-        """Return the shard whose fields are *content*."""
-        tensors = tuple(map(TensorEntry.from_json, content["tensors"]))
-        record = content["record"]
-        return cls(tensors, content["nbytes"], None if record is None else SnapshotRecord.from_json(record))
 
 
 @dataclass(frozen=True)
@@ -130,17 +116,6 @@ class WrittenFile:
     def is_borrowed(self) -> bool:
         """True if the file belongs to an earlier snapshot."""
         return "/" in self.name
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON, for another node's writer."""
-        tensors = {key: place.to_json() for key, place in self.tensors.items()}
-        return {"name": self.name, "entry": asdict(self.entry), "tensors": tensors}
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> WrittenFile:
-        """Return the file that `to_json` wrote."""
-        tensors = {key: TensorPlace.from_json(place) for key, place in content["tensors"].items()}
-        return cls(content["name"], FileEntry.from_json(content["entry"]), tensors)
 
 
 def shard_name(rank: int, world_size: int) -> str:

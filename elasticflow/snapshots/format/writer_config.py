@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Self
+from dataclasses import dataclass, field
 
 from elasticflow.protocol.snapshot_settings import SnapshotSettings
 
@@ -30,6 +29,7 @@ class WriterStart:
     Attributes:
         uri: Place of the snapshots, found from `settings.uri`.
         prefix: The run's folder under the URI.
+        parent: Process with which the writer ends.
     """
 
     uri: str
@@ -38,21 +38,3 @@ class WriterStart:
     prefix: str = ""
     limits: Limits = field(default_factory=Limits)
     parent: int | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the record as an object."""
-        return {**vars(self), "settings": self.settings.to_json(), "limits": asdict(self.limits)}
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> Self:
-        """Return the record that `to_json` gave.
-
-        Raises:
-            TypeError: a key is unknown.
-        """
-        settings, limits = SnapshotSettings.from_json(content["settings"]), Limits(**content["limits"])
-        return cls(**{**content, "settings": settings, "limits": limits})
-
-    def started_by(self, pid: int, uri: str) -> Self:
-        """Return the record for a writer that process *pid* starts, with the absolute *uri*."""
-        return replace(self, parent=pid, uri=uri)

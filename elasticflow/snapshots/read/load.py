@@ -106,7 +106,6 @@ class SnapshotReader:
     """Reads and verifies one snapshot, once.
 
     Args:
-        catalog: Snapshots of the run.
         progress: Called with the bytes read so far, from one thread at a time.
         parts: Rows of sharded tensors that are needed. None: everything is needed.
 

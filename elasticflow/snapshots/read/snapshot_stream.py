@@ -29,15 +29,9 @@ class SnapshotStream:
     """Reads and verifies files of a snapshot, and passes their bytes to a sink; for one use.
 
     Args:
-        catalog: Where the snapshot is.
         paths: The files, as `needed_files` names them; None: all that are needed to load the snapshot.
-        sink: As for `VerifiedStream`.
         partly: Blocks to read of files that are not read whole; see `needed_blocks`.
-        progress: Called with the bytes read so far.
-        to_the_end: Read on after the first damage.
-
-    Attributes:
-        manifest: As given.
+        sink: As for `VerifiedStream`, like *progress* and *to_the_end*.
     """
 
     def __init__(

@@ -56,7 +56,6 @@ class VerifiedStream:
     """Reads and verifies files, and passes their bytes to a sink; for one use.
 
     Args:
-        storage: Where the files are.
         files: Entries of the manifest, by path in the storage.
         sink: Called with path, offset and bytes, from several threads at a time; the bytes may not be used after the
             call. None: the files are only verified.

@@ -55,7 +55,6 @@ def verify(catalog: Catalog, manifest: Manifest, progress: Callable[[int], None]
     Nothing is kept in memory but a block per thread, and the headers.
 
     Args:
-        catalog: Where the snapshot is.
         progress: Called with the bytes read so far, from one thread at a time.
 
     Raises:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from elasticflow import run_folder
 from elasticflow.errors import SnapshotError
 from elasticflow.snapshots.format import manifest
-from elasticflow.snapshots.format.manifest import DamagedSnapshotError, Manifest
+from elasticflow.snapshots.format.manifest import DamagedSnapshotError, Manifest, OtherVersionError
 from elasticflow.storage.storage import Storage
 from elasticflow.system import fault_injection, records
 from elasticflow.system.records import Damage
@@ -59,17 +59,27 @@ class Catalog:
 
         A later generation began where an earlier one was left. A writer of an older generation that was halted between
         its look at the fence and the commit may commit late; its snapshot is never taken for the newest.
-        Snapshots that are uncommitted or set aside, or whose manifest is damaged (see `damaged`), are left out.
+        Snapshots that are uncommitted or set aside, or whose manifest is damaged (see `damaged`) or another version's,
+        are left out.
         """
-        return [content for _, content in self._scan() if isinstance(content, Manifest)]
+        return [content for _, content in self.scan() if isinstance(content, Manifest)]
 
     def newest(self) -> Manifest | None:
-        """Return the newest snapshot that could be restored; reads no manifest of older ones."""
-        return next((content for _, content in self._scan() if isinstance(content, Manifest)), None)
+        """Return the newest snapshot that could be restored; reads no manifest of older ones.
+
+        Raises:
+            OtherVersionError: only another version of elasticflow can restore it.
+        """
+        for _, content in self.scan():
+            if isinstance(content, OtherVersionError):
+                raise content
+            if isinstance(content, Manifest):
+                return content
+        return None
 
     def damaged(self) -> dict[str, str]:
         """Return name and reason of snapshots whose manifest cannot be read and that are not set aside yet."""
-        return {name: damage for name, damage in self._scan() if isinstance(damage, str)}
+        return {name: damage for name, damage in self.scan() if isinstance(damage, str)}
 
     def uncommitted(self) -> list[str]:
         """Return the names of snapshot folders without a manifest: being written, or left by a dead writer."""
@@ -85,6 +95,7 @@ class Catalog:
         Raises:
             FileNotFoundError: the snapshot is not committed.
             DamagedSnapshotError: its manifest is not what was written.
+            OtherVersionError: only another version of elasticflow reads its manifest.
             OSError: its manifest cannot be read; that may be damage or an outage.
         """
         try:
@@ -250,8 +261,8 @@ class Catalog:
         names = self.storage.list(self.folder())
         return sorted(filter(run_folder.SNAPSHOT_NAME.fullmatch, names), key=_age, reverse=True)
 
-    def _scan(self) -> Iterator[tuple[str, Manifest | str]]:
-        """Yield name and manifest, or name and damage, of all snapshots committed and not set aside; newest first.
+    def scan(self) -> Iterator[tuple[str, Manifest | OtherVersionError | str]]:
+        """Yield the names of all snapshots committed and not set aside, newest first, as `read_manifests` does.
 
         Raises:
             OSError: the folder, or every manifest in it, cannot be read.
@@ -262,8 +273,10 @@ class Catalog:
             if content is not None:
                 yield name, content
 
-    def read_manifests(self, names: Iterable[str]) -> Iterator[tuple[str, Manifest | str | None]]:
-        """Yield each name with its manifest, with what is wrong with that, or with None: it has none.
+    def read_manifests(
+        self, names: Iterable[str]
+    ) -> Iterator[tuple[str, Manifest | OtherVersionError | str | None]]:
+        """Yield each name with its manifest, with the error of another version's manifest, with the damage, or with None: no manifest.
 
         A manifest that cannot be read while another one can is damage of that snapshot. Only where none can be read is
         it an outage, which says nothing about any of them.
@@ -274,7 +287,7 @@ class Catalog:
         unread: list[tuple[str, OSError]] = []
         is_any_read = False
         for name in names:
-            content: Manifest | str
+            content: Manifest | OtherVersionError | str
             try:
                 content = self.manifest(name)
             except FileNotFoundError:
@@ -282,6 +295,8 @@ class Catalog:
                 continue
             except DamagedSnapshotError as error:
                 content = error.message
+            except OtherVersionError as error:
+                content = error
             except OSError as error:
                 if not is_any_read:
                     unread.append((name, error))

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow import run_folder
 from elasticflow.errors import StorageError
-from elasticflow.snapshots.format import manifest, shard_file
+from elasticflow.protocol.json_codec import from_json, to_json
+from elasticflow.snapshots.format import manifest
+from elasticflow.snapshots.format.shard_file import WrittenFile
 from elasticflow.storage.retry import Patience
 from elasticflow.system import atomic_files, fault_injection
 
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from elasticflow.snapshots.format.manifest import Manifest
-    from elasticflow.snapshots.format.shard_file import WrittenFile
     from elasticflow.snapshots.store.catalog import Catalog
 
 # Prefix of the folder of a snapshot that is being written on a local disk.
@@ -134,7 +135,7 @@ class Publisher:
 
     def announce(self, name: str, rank: int, content: dict[str, Any]) -> None:
         """Tell the node of rank 0 that this rank's shard is written, or why it is not."""
-        self._storage.write(_record(self.place(name), rank), [json.dumps(content).encode()])
+        self._storage.write(_record(self.place(name), rank), [to_json(content).encode()])
 
     def await_shards(
         self, name: str, ranks: Collection[int], limit_s: float, alive: Callable[[], bool]
@@ -152,7 +153,7 @@ class Publisher:
             for rank, content in self._announced(name, missing):
                 if "failed" in content:
                     raise CommitRefusedError(f"rank {rank}: {content['failed']}")
-                written[rank] = [shard_file.WrittenFile.from_json(file) for file in content["files"]]
+                written[rank] = [from_json(WrittenFile, file) for file in content["files"]]
             if len(written) == len(ranks):
                 break
             if not alive():

@@ -28,8 +28,6 @@ def write(export: Export, path: Path) -> int:
 
     Raises:
         ExportError: a model's state that is no tensor.
-        DamagedSnapshotError: as `copy`; so are the next two.
-        SnapshotError: the store cannot be read.
         OSError: the file cannot be written.
     """
     value = export.value()

@@ -33,8 +33,6 @@ def write(export: Export, path: Path) -> int:
 
     Raises:
         TorchMissingError: there is no torch.
-        DamagedSnapshotError: as `copy`; so are the next two.
-        SnapshotError: the store cannot be read.
         OSError: the file cannot be written.
     """
     _require_torch("torch")
@@ -58,8 +56,6 @@ def write_dcp(export: Export, path: Path) -> int:
 
     Raises:
         TorchMissingError: there is no torch.
-        DamagedSnapshotError: as `copy`; so are the next two.
-        SnapshotError: the store cannot be read.
         OSError: the folder cannot be written.
     """
     _require_torch("dcp")

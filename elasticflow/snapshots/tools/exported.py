@@ -29,7 +29,6 @@ class Export:
     """A choice of what to export.
 
     Attributes:
-        catalog: Where the snapshot is.
         progress: Called with the bytes read so far.
     """
 

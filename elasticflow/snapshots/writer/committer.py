@@ -70,7 +70,7 @@ class Committer:
         if pending.role is not Role.PARTICIPANT:
             return self._commit(pending)
         for rank, files in sorted(pending.files.items()):
-            self._publisher.announce(pending.name, rank, {"files": [file.to_json() for file in files]})
+            self._publisher.announce(pending.name, rank, {"files": files})
         self._publisher.await_commit(
             pending.name,
             min(pending.staged),

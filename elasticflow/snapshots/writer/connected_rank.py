@@ -16,7 +16,6 @@ class ConnectedRank:
     """A rank, as the writer sees it.
 
     Attributes:
-        hello: The rank's first message.
         buffers: Staging buffers that the rank may write into, by number.
         is_busy: A message of the rank is being handled.
     """

@@ -21,6 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
 from elasticflow.errors import SnapshotError, StorageError
+from elasticflow.protocol.json_codec import from_json
 from elasticflow.snapshots.client import channel as channels
 from elasticflow.snapshots.client import writer_reports
 from elasticflow.snapshots.client.channel import Channel
@@ -115,13 +116,10 @@ class Writer:
         self._hear_out(math.inf)
         self._pending_snapshots.end_open()
         self._pending_snapshots.await_free()
-        if self._pending_snapshots.newest == generation:
-            self._load_newest()
-
-    def _load_newest(self) -> None:
         # A file that cannot be read fails again where a rank asks for it.
         with suppress(OSError, StorageError, SnapshotError):
-            if (newest := self._catalog.newest()) is not None:
+            is_free = self._pending_snapshots.newest == generation
+            if is_free and (newest := self._catalog.newest()) is not None:
                 self._load_service.load_ahead(newest.name)
 
     def finish(self) -> None:
@@ -320,7 +318,7 @@ def main() -> None:
     line = sys.stdin.buffer.readline()
     if not line:
         os._exit(0)
-    start = WriterStart.from_json(json.loads(line))
+    start = from_json(WriterStart, json.loads(line))
     if start.parent is not None:
         die_with_parent(start.parent)
     os.nice(_NICENESS)

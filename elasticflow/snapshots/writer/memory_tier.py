@@ -131,20 +131,6 @@ class SlotSet:
         return metadata["name"], SnapshotRecord.from_json(content)
 
 
-@dataclass(frozen=True)
-class PersistRequest:
-    """A generation's request for a snapshot on the store, of this step or a later one."""
-
-    generation: int
-    step: int
-    trigger: str
-
-    @property
-    def age(self) -> tuple[int, int]:
-        """Generation and step: the newer is greater."""
-        return self.generation, self.step
-
-
 class MemoryTierSlots:
     """Slots of all ranks of a node; may be used from all the writer's threads."""
 
@@ -152,7 +138,8 @@ class MemoryTierSlots:
         self._pool = pool
         self._lock = threading.RLock()
         self._rank_slots: dict[int, RankSlots] = {}
-        self._request: PersistRequest | None = None
+        # Age of the state that is wanted on the store, this one or a newer one, and the trigger.
+        self._request: tuple[tuple[int, int], str] | None = None
         # Memory that was free when the first rank asked for optional slots: of a generation, or while a set is being written.
         self._spare: tuple[tuple[int, int], int] | None = None
         # Age of the set that was last taken for writing.
@@ -327,16 +314,21 @@ class MemoryTierSlots:
             slots = {rank: labels[generation, step] for rank, labels in zip(ranks, filled, strict=True)}
             return SlotSet(generation, step, slots)
 
-    def request(self, request: PersistRequest | None, *, is_again: bool = False) -> None:
-        """Remember that a snapshot is wanted on the store, instead of older requests; None: none is wanted.
+    def request(self, age: tuple[int, int], trigger: str, *, is_again: bool = False) -> None:
+        """Remember that a snapshot of this generation and step or a later one is wanted on the store, instead of older requests.
 
         Every rank makes the same request; it is ignored if an equal request has been fulfilled already, unless *is_again*.
         """
         with self._lock:
             if is_again:
                 self._written = 0, 0
-            if request is None or request.age > self._written:
-                self._request = request
+            if age > self._written:
+                self._request = age, trigger
+
+    def drop_request(self) -> None:
+        """Forget what was wanted on the store."""
+        with self._lock:
+            self._request = None
 
     def invalidate(self, generation: int) -> None:
         """Forbid any further use of the state that *generation* or an older one holds, by the store or by successors."""
@@ -344,12 +336,12 @@ class MemoryTierSlots:
             self._invalid = max(self._invalid, generation)
             self._request = None
 
-    def take_for_writing(self) -> tuple[SlotSet, PersistRequest] | None:
-        """Return the newest set, locked, and the request for it, if there is one; each set is returned once."""
+    def take_for_writing(self) -> tuple[SlotSet, str] | None:
+        """Return the newest set, locked, and the trigger of its request, if there is one; each set is returned once."""
         with self._lock:
             for _ in range(_TRIES):
                 request, slot_set = self._request, self.newest()
-                if request is None or slot_set is None or slot_set.age < request.age:
+                if request is None or slot_set is None or slot_set.age < request[0]:
                     return None
                 if slot_set.age == self._written:
                     self._request = None
@@ -357,7 +349,7 @@ class MemoryTierSlots:
                     for filled in slot_set.slots.values():
                         filled.slot.is_busy = True
                     self._request, self._written = None, slot_set.age
-                    return slot_set, request
+                    return slot_set, request[1]
             return None
 
     def _give_back(self, rank_slots: RankSlots) -> None:
@@ -445,7 +437,7 @@ class MemoryTierService:
             case RequestPersist():
                 # A worker of an older generation has nothing to ask for.
                 if worker in self._rank_slots and worker.generation == self._pending_snapshots.newest:
-                    self._tier.request(PersistRequest(worker.generation, message.step, message.trigger))
+                    self._tier.request((worker.generation, message.step), message.trigger)
                     self.begin()
             case Recall():
                 self._recall(worker, message.older_than)
@@ -480,7 +472,7 @@ class MemoryTierService:
 
     def greet(self) -> None:
         """Drop the requests of older generations: a worker of the newest one is here."""
-        self._tier.request(None)
+        self._tier.drop_request()
 
     def leave(self, worker: ConnectedRank) -> None:
         """Keep the slots of *worker*, which is gone, for its successor."""
@@ -511,9 +503,7 @@ class MemoryTierService:
             taken = self._taken.get(slot_set.metadata()[0])
             # A store that did not take it may be well again.
             has_failed = taken is not None and taken.state is not State.COMMITTED
-            self._tier.request(
-                PersistRequest(slot_set.generation, slot_set.step, _AT_THE_END), is_again=has_failed
-            )
+            self._tier.request(slot_set.age, _AT_THE_END, is_again=has_failed)
             self.begin()
 
     def note(self, report: WriterReport) -> None:
@@ -524,13 +514,13 @@ class MemoryTierService:
                 facts = pending.record.manifest
                 self._committed = CommittedPosition(pending.name, pending.step, facts.epoch, facts.samples)
 
-    def _begin(self, slot_set: SlotSet, request: PersistRequest) -> None:
+    def _begin(self, slot_set: SlotSet, trigger: str) -> None:
         name, record = slot_set.metadata()
-        record = replace(record, manifest=replace(record.manifest, trigger=request.trigger))
+        record = replace(record, manifest=replace(record.manifest, trigger=trigger))
         filled_by = {filled.layout.rank: filled for filled in slot_set.slots.values()}
         listeners = {w.rank: w for w in tuple(self._rank_slots) if w.generation == slot_set.generation}
         # No other node writes its part then.
-        is_alone = request.trigger == _AT_THE_END
+        is_alone = trigger == _AT_THE_END
         pending = PendingSnapshot(
             name,
             slot_set.step,
@@ -547,7 +537,7 @@ class MemoryTierService:
         self._taken[name] = pending
         self._pending_snapshots.add_complete(pending)
         for listener in listeners.values():
-            listener.send(PersistBegun(name, slot_set.step, request.trigger))
+            listener.send(PersistBegun(name, slot_set.step, trigger))
         for rank, filled in filled_by.items():
             shard = filled.layout.shard
             entries = [entry for entry in shard.tensors if is_alone or not entry.is_copy]

@@ -1,15 +1,16 @@
-"""Writes a rank's shard from shared memory to files on the store."""
+"""Writes a rank's shard from shared memory to files on the store, or refers to a file of an earlier snapshot."""
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from elasticflow.snapshots.format import shard_file
-from elasticflow.snapshots.format.manifest import STATE_FILE
+from elasticflow.snapshots.format.manifest import STATE_FILE, OtherVersionError
 from elasticflow.snapshots.store.publish import Publisher
-from elasticflow.snapshots.store.reuse import ReusableFiles
 
 if TYPE_CHECKING:
+    from elasticflow.snapshots.format.manifest import FileEntry
     from elasticflow.snapshots.format.shard_file import Packed, StagedShard, WrittenFile
     from elasticflow.snapshots.format.writer_config import WriterStart
     from elasticflow.snapshots.store.catalog import Catalog
@@ -26,8 +27,9 @@ class ShardWriter:
     def __init__(self, start: WriterStart, catalog: Catalog) -> None:
         self._run_id = start.run_id
         self._integrity = start.settings.integrity
-        self._storage = catalog.storage
-        self._reusable_files = ReusableFiles(catalog)
+        self._catalog, self._storage = catalog, catalog.storage
+        # Location and entry of the newest snapshot's files, by content.
+        self._known: dict[str, tuple[str, FileEntry]] = {}
         self._publisher = Publisher(catalog)
 
     def write(
@@ -66,7 +68,26 @@ class ShardWriter:
         return files
 
     def _write_or_borrow(self, folder: str, packed: Packed) -> WrittenFile:
-        reusable = self._reusable_files.find(packed.sha256())
+        reusable = self.reusable(packed.sha256())
         if reusable is not None:
             return packed.borrowed(*reusable)
         return shard_file.write_shard(self._storage, folder, packed, "sha256")
+
+    def reusable(self, sha256: str) -> tuple[str, FileEntry] | None:
+        """Return location and entry of a file with these bytes that a new snapshot may refer to; None: there is none.
+
+        The newest committed snapshot is loaded from this file. None also if the store does not answer. A location names the
+        snapshot that wrote the file, so references never form a chain.
+        """
+        with contextlib.suppress(OSError, OtherVersionError):
+            if (known := self._reusable(sha256)) is not None:
+                return known
+            newest = self._catalog.newest()
+            files = {} if newest is None else newest.locations()
+            self._known = {e.sha256: (location, e) for location, e in files.items() if e.sha256 is not None}
+            return self._reusable(sha256)
+        return None
+
+    def _reusable(self, sha256: str) -> tuple[str, FileEntry] | None:
+        known = self._known.get(sha256)
+        return known if known is not None and self._catalog.can_reuse(*known) else None

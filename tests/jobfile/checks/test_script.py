@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,8 @@ def test_what_the_job_file_says_to_a_loop_goes_through_a_variable(project: Path)
         settings.snapshots.keep.last,
         settings.log_every,
     )
+    home = plan.model_copy(update={"snapshots": replace(plan.snapshots, uri="~/kept")})
+    assert home.loop_settings(Path("/elsewhere")).snapshots.uri == "~/kept"  # the launcher expands it so, too
     assert settings == LoopSettings.from_json(settings.to_json())
     for text in ("{}", "[]", settings.to_json().replace('"seed":0', '"sed":0')):
         with pytest.raises(ValueError, match="not the settings"):

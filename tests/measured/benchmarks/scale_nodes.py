@@ -296,7 +296,7 @@ class NodeWriter:
         rank, world_size = self._assignment.first_rank, self._assignment.world_size
         record = SnapshotRecord({"step": step}, ManifestFacts(trigger="steps")) if rank == 0 else None
         tensor = TensorEntry(f"layer.{rank}", "U8", (_TENSOR,), 0, _TENSOR)
-        shard = StagedShard((tensor,), _TENSOR, record)
+        shard = StagedShard([tensor], _TENSOR, record)
         pending = PendingSnapshot(name, step, self._assignment.generation, world_size, 1)
         pending = self._pending_snapshots.add(pending, rank, record, None)
         files, error = [], None

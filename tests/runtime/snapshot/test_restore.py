@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import json
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -9,13 +10,13 @@ import pytest
 from elasticflow.errors import SnapshotError
 from elasticflow.runtime.process.failure import classify
 from elasticflow.runtime.snapshot import restore
-from elasticflow.snapshots.format import shard_file
-from elasticflow.snapshots.format.manifest import Manifest, UnreadableSnapshotError
+from elasticflow.snapshots.format import manifest, shard_file
+from elasticflow.snapshots.format.manifest import Manifest, OtherVersionError, UnreadableSnapshotError
 from elasticflow.snapshots.format.shard_file import TensorEntry
-from elasticflow.snapshots.read import load
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.snapshots.store.publish import Publisher
 from elasticflow.storage.storage import Storage
+from tests.own_loader import OwnLoader
 from tests.snapshots import in_pieces
 
 if TYPE_CHECKING:
@@ -43,20 +44,6 @@ def publish(catalog: Catalog, step: int) -> str:
     return name
 
 
-class Own:
-    """Loads in this process, as the node's writer does for its ranks."""
-
-    def __init__(self, catalog: Catalog) -> None:
-        self.catalog = catalog
-
-    def load(self, name: str) -> LoadedSnapshot:
-        """See restore.Loader."""
-        return load.load(self.catalog, name)
-
-    def release(self) -> None:
-        """See restore.Loader."""
-
-
 @pytest.fixture(params=["local", "remote"])
 def catalog(request: pytest.FixtureRequest, tmp_path: Path) -> Catalog:
     """A run with two snapshots."""
@@ -73,18 +60,35 @@ def test_damage_is_set_aside_and_the_next_older_is_taken(me: Any, catalog: Catal
     path = f"{catalog.folder(newest)}/{SHARD}"
     content = catalog.storage.read(path)
     catalog.storage.write(path, [content[:-1] + b"!"])
-    found = restore.newest_good(me, catalog, Own(catalog))
+    found = restore.newest_good(me, catalog, OwnLoader(catalog))
     assert found is not None
     assert found.state == {"position": {"step": 1}, "state": {}}
     assert list(catalog.quarantined()) == [newest]
     assert [(e["event"], e["name"]) for e in me.events] == [("snapshot.rejected", newest)]
 
 
+def test_a_snapshot_of_another_version_is_refused_and_stays(me: Any, catalog: Catalog) -> None:
+    """The run began anew from an older snapshot before, and the newer version never saw its own again."""
+    newest, older = catalog.committed()
+    path = f"{catalog.folder(newest.name)}/MANIFEST.json"
+    content = {**json.loads(catalog.storage.read(path)), "format": 3}
+    del content["digest"]
+    catalog.storage.write(path, [json.dumps({**content, "digest": manifest._digest(content)}).encode()])
+    with pytest.raises(OtherVersionError):
+        catalog.newest()
+    with pytest.raises(
+        SnapshotError, match=r"rank 0 cannot read snapshots: MANIFEST\.json has format 3, which"
+    ):
+        restore.newest_good(me, catalog, OwnLoader(catalog))
+    assert catalog.quarantined() == {}
+    assert [snapshot.name for snapshot in catalog.committed()] == [older.name]
+
+
 def test_absent_file_is_damage(me: Any, catalog: Catalog) -> None:
     """A shard that is not there sets the snapshot aside."""
     newest = catalog.committed()[0].name
     catalog.storage.remove(f"{catalog.folder(newest)}/{SHARD}")
-    found = restore.newest_good(me, catalog, Own(catalog))
+    found = restore.newest_good(me, catalog, OwnLoader(catalog))
     assert found is not None
     assert catalog.quarantined() == {newest: f"{SHARD}: is absent"}
 
@@ -95,12 +99,12 @@ def test_a_lie_of_pieces_is_set_aside_and_the_next_older_is_taken(
 ) -> None:
     """No tensor of it is read, and the reason says what the lie is."""
     newest = in_pieces.take(catalog, in_pieces.v_and_w(), degree=2, step=3).name
-    whole = restore.newest_good(me, catalog, Own(catalog))
+    whole = restore.newest_good(me, catalog, OwnLoader(catalog))
     assert whole is not None
     assert newest == whole.manifest.name
     reason = in_pieces.lie(catalog, newest, told)
     seen = Catalog(catalog.storage)
-    found = restore.newest_good(me, seen, Own(seen))
+    found = restore.newest_good(me, seen, OwnLoader(seen))
     assert found is not None
     assert found.state == {"position": {"step": 2}, "state": {}}
     assert reason in seen.quarantined()[newest]
@@ -128,11 +132,11 @@ def test_outage_sets_nothing_aside(
     with monkeypatch.context() as outage:
         outage.setattr(catalog.storage, act, fail)
         with pytest.raises(SnapshotError, match=r"^rank 0 cannot read snapshots: .*") as caught:
-            restore.newest_good(me, catalog, Own(catalog))
+            restore.newest_good(me, catalog, OwnLoader(catalog))
     assert classify(caught.value) == "storage"
     assert catalog.quarantined() == {}
     assert me.events == []
-    found = restore.newest_good(me, catalog, Own(catalog))
+    found = restore.newest_good(me, catalog, OwnLoader(catalog))
     assert found is not None
     assert found.state == {"position": {"step": 2}, "state": {}}
 
@@ -142,7 +146,7 @@ def test_outage_of_another_rank_ends_this_one(me: Any, catalog: Catalog) -> None
     texts = iter(([], ["", "outage: TimeoutError: no answer"]))
     other = SimpleNamespace(**{**vars(me), "gather_text": lambda text: next(texts) or [text]})
     with pytest.raises(SnapshotError, match=r"^rank 1 cannot read snapshots: TimeoutError: no answer$"):
-        restore.newest_good(other, catalog, Own(catalog))  # type: ignore[arg-type]
+        restore.newest_good(other, catalog, OwnLoader(catalog))  # type: ignore[arg-type]
     assert catalog.quarantined() == {}
 
 
@@ -160,21 +164,21 @@ def test_disk_that_cannot_read_a_file_is_damage(
         return real(path)
 
     monkeypatch.setattr(catalog.storage, "open_read", fail)
-    found = restore.newest_good(me, catalog, Own(catalog))
+    found = restore.newest_good(me, catalog, OwnLoader(catalog))
     assert found is not None
     assert found.state == {"position": {"step": 1}, "state": {}}
     assert list(catalog.quarantined()) == [bad]
 
 
-class Forbidding(Own):
-    """Loads as `Own`, but some snapshots may not be read by this user."""
+class Forbidding(OwnLoader):
+    """Loads as `OwnLoader`, but some snapshots may not be read by this user."""
 
     def __init__(self, catalog: Catalog, *names: str) -> None:
         super().__init__(catalog)
         self.names = names
 
     def load(self, name: str) -> LoadedSnapshot:
-        """See restore.Loader."""
+        """Return snapshot *name*, unless it may not be read."""
         if name in self.names:
             raise UnreadableSnapshotError(f"{SHARD}: cannot be read: Permission denied")
         return super().load(name)

@@ -275,6 +275,15 @@ def test_what_an_included_object_keeps_to_itself_is_named_until_it_is_ignored() 
     assert missing(state, curriculum, ignored=("include.curriculum",)) == ([], [])
 
 
+def test_data_in_a_long_list_is_not_walked() -> None:
+    """The order of a million samples took half a minute in each look; what lies beside it is still found."""
+    model, curriculum = net(), Curriculum()
+    curriculum.order = [*range(1_000_000)]  # type: ignore[attr-defined]
+    state = State(model=model, optimizer=Adam(model.parameters()), include={"curriculum": curriculum})
+    assert len(unsaved.look(state).loose) < 100
+    assert missing(state, curriculum) == (["include.curriculum.asked"], [])
+
+
 class Replay:
     """Arrays as an agent's buffer holds them, and what a snapshot gets of them.
 
@@ -391,6 +400,21 @@ class Anneals(Counts):
         return super().forward(x) * scale
 
 
+class AnnealsWithoutGradients(Counts):
+    """Does so in a method with torch's decorator."""
+
+    @torch.no_grad()
+    def scale(self) -> float:
+        """Count, and return what is left."""
+        self.calls += 1
+        scale: float = 0.9**self.calls
+        return scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return less and less of *x*."""
+        return x * self.scale()
+
+
 class Remembers(nn.Module):
     """Keeps a mean of its inputs in an attribute, as a number or a tensor."""
 
@@ -458,6 +482,7 @@ def test_state_that_a_module_holds_beside_its_buffers_is_named(
 def test_numbers_that_a_module_goes_by_are_named_and_others_are_told() -> None:
     """A counter that its class reads is state; one that nothing reads may be anything; so may what is left for others."""
     assert of_model(Anneals()) == (["model.1.calls"], [])
+    assert of_model(AnnealsWithoutGradients()) == (["model.1.calls"], [])
     assert of_model(Remembers(0.5)) == (["model.1.mean"], [])
     assert of_model(Remembers(torch.zeros(()))) == (["model.1.mean"], [])
     assert of_model(Counts()) == ([], ["model.1.calls"])
@@ -480,6 +505,38 @@ def test_a_buffer_that_is_not_saved_is_named(me: Any) -> None:
     model = nn.Sequential(net(), layer)
     state = State(model=model, optimizer=Adam(model.parameters()))
     assert missing(state, ignored=("model.1",)) == ([], [])
+
+
+class Initializes(nn.Module):
+    """Takes its shift from the first batch, and notes that in a flag; sets another one that nothing reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(3))
+        self.is_made = self.was_called = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return *x* shifted."""
+        self.was_called = True
+        if not self.is_made:
+            self.shift.data.copy_(-x.mean(0))
+            self.is_made = True
+        y: Tensor = x + self.shift
+        return y
+
+
+@pytest.mark.parametrize("ignored", [(), ("model.1.is_made",)])
+def test_a_flag_that_the_first_step_sets_is_told(me: Any, ignored: tuple[str, ...]) -> None:
+    """After a restart the first batch overwrote the trained shift, and nothing said so."""
+    model = nn.Sequential(net(), Initializes())
+    state = State(model=model, optimizer=Adam(model.parameters()))
+    watch = Unsaved(me, state, ignored)
+    watch.begin()
+    for step in range(2):
+        train(model, state.optimizers["optimizer"], range(step, step + 1))
+        watch.after_step()
+    told = [(event["name"], event["type"]) for event in me.events]
+    assert told == ([] if ignored else [("model.1.is_made", "a flag")])
 
 
 def test_layers_that_count_alike_are_told_once(me: Any) -> None:

@@ -19,17 +19,15 @@ from elasticflow.runtime.state.state import State
 from elasticflow.snapshots.format.manifest import Manifest, ManifestFacts
 from elasticflow.snapshots.format.shard_file import SnapshotRecord, StagedShard
 from elasticflow.snapshots.format.writer_config import WriterStart
-from elasticflow.snapshots.read import load
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.snapshots.store.publish import Publisher
 from elasticflow.snapshots.writer.pending import PendingSnapshot
 from elasticflow.snapshots.writer.shard_writer import ShardWriter
 from elasticflow.storage.storage import Storage
+from tests.own_loader import OwnLoader
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from elasticflow.snapshots.read.load import LoadedSnapshot
 
 
 def tuned() -> State:
@@ -83,20 +81,6 @@ def test_one_large_tensor_of_each_kind_goes_to_two_ranks() -> None:
     assert [["moving"], ["small", "still"]] == [sorted(shard) for shard in shards]
 
 
-class Own:
-    """Loads in this process, as the node's writer does for its ranks."""
-
-    def __init__(self, catalog: Catalog) -> None:
-        self.catalog = catalog
-
-    def load(self, name: str) -> LoadedSnapshot:
-        """See restore.Loader."""
-        return load.load(self.catalog, name)
-
-    def release(self) -> None:
-        """See restore.Loader."""
-
-
 def commit(catalog: Catalog, state: State, step: int) -> Manifest:
     """Take a snapshot of *state* as one rank and its writer do."""
     captured = state.capture()
@@ -131,7 +115,7 @@ def test_borrowed_tensors_are_restored(me: Any, tmp_path: Path) -> None:
         state.model[2].weight.add_(1)  # type: ignore[index]
     second = commit(catalog, state, 2)
     assert {"frozen-00000-of-00001.safetensors"} == {place.partition("/")[2] for place in second.borrowed}
-    found = restore.newest_good(me, catalog, Own(catalog))
+    found = restore.newest_good(me, catalog, OwnLoader(catalog))
     assert found is not None
     live = state.capture().tensors
     assert live.keys() == found.tensors.keys()
@@ -149,7 +133,7 @@ def test_damage_of_a_lent_file_rejects_all_that_borrow_it(me: Any, tmp_path: Pat
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    found = restore.newest_good(me, catalog, Own(catalog))
+    found = restore.newest_good(me, catalog, OwnLoader(catalog))
     assert found is not None
     assert oldest.name == found.manifest.name
     assert 3 == len(catalog.quarantined())
@@ -163,14 +147,14 @@ def test_file_cut_after_verification_leaves_the_model_alone(me: Any, tmp_path: P
     with torch.no_grad():
         state.model[2].weight.add_(1)  # type: ignore[index]
     before = {key: tensor.clone() for key, tensor in state.capture().tensors.items()}
-    found = restore.newest_good(me, catalog, Own(catalog))
+    found = restore.newest_good(me, catalog, OwnLoader(catalog))
     assert found is not None
     os.truncate(tmp_path / "snapshots" / newest.name / "shard-00000-of-00001.safetensors", 100)
     with pytest.raises(SnapshotError, match="changed while it was loaded"):
-        restore.apply(me, state, found, Own(catalog))
+        restore.apply(me, state, found, OwnLoader(catalog))
     after = state.capture().tensors
     assert all(torch.equal(before[key], after[key]) for key in before)
-    found = restore.newest_good(me, catalog, Own(catalog))
+    found = restore.newest_good(me, catalog, OwnLoader(catalog))
     assert found is not None
     assert oldest.name == found.manifest.name
     assert [newest.name] == list(catalog.quarantined())

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticflow.snapshots.format import manifest
-from elasticflow.snapshots.format.manifest import DamagedSnapshotError, FileEntry, Manifest
+from elasticflow.snapshots.format.manifest import DamagedSnapshotError, FileEntry, Manifest, OtherVersionError
 from elasticflow.snapshots.format.pieces import TensorPlace
 from elasticflow.system.records import printable
 
@@ -84,10 +84,16 @@ def test_changed_values_are_refused() -> None:
 
 
 def test_other_formats_are_named() -> None:
-    """A later format is refused by number, not as damage of unknown kind."""
-    content = {**json.loads(made().to_bytes()), "format": 3}
-    with pytest.raises(DamagedSnapshotError, match=r"MANIFEST.json has format 3, this version reads 1 and 2"):
-        manifest.parse(json.dumps(content).encode())
+    """A later format, or a field more, is no damage: the digest shows that it is what was written."""
+    before = json.loads(made().to_bytes())
+    del before["digest"]
+    for change, told in (({"format": 3}, "format 3"), ({"compressed_by": "zstd"}, "compressed_by")):
+        content = {**before, **change}
+        data = json.dumps({**content, "digest": manifest._digest(content)}).encode()
+        with pytest.raises(OtherVersionError, match=f"MANIFEST.json has {told}, which only another version"):
+            manifest.parse(data)
+        with pytest.raises(DamagedSnapshotError, match="does not match its digest"):
+            manifest.parse(data.replace(b'"step": ', b'"step": 1'))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +103,7 @@ def test_other_formats_are_named() -> None:
         (b"{", "is no JSON at character 1"),
         (b"[]", "holds a list, not an object"),
         (b"null", "holds null, not an object"),
-        (b"{}", "has format None"),
+        (b"{}", "does not match its digest"),
         (b"\x00\xff", "is not UTF-8 at byte 1"),
         (b'"text"', "holds a text, not an object"),
         (b"[" * 100_000, "is nested too deeply"),
@@ -156,10 +162,10 @@ def paths_in(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 @given(JSON)
 def test_nothing_but_damage_comes_of_any_json(content: Any) -> None:
-    """Whatever lies there, with a right digest or without: a damaged snapshot."""
+    """Whatever lies there, with a right digest or without: a damaged snapshot, or another version's."""
     text = json.dumps(content).encode()
     for data in (text, signed({**content, "format": 1}) if isinstance(content, dict) else text):
-        with pytest.raises(DamagedSnapshotError):
+        with pytest.raises((DamagedSnapshotError, OtherVersionError)):
             manifest.parse(data)
 
 
@@ -182,7 +188,7 @@ def test_nothing_but_damage_comes_of_a_manifest_that_was_changed(data: st.DataOb
     inner[way[-1]] = data.draw(HOSTILE)
     try:
         found = manifest.parse(signed(content))
-    except DamagedSnapshotError as error:
+    except (DamagedSnapshotError, OtherVersionError) as error:
         assert error.message == printable(error.message)  # noqa: PT017
         return
     assert all(place.offset + place.nbytes <= found.files["a"].size for place in found.tensors.values())

@@ -42,7 +42,7 @@ def _storage(tmp_path: Path) -> Counted:
 def announce(publisher: Publisher, rank: int) -> None:
     """Announce a shard as *rank* does."""
     file = WrittenFile(f"shard-{rank}", FileEntry(8, (0,)), {})
-    publisher.announce(NAME, rank, {"files": [file.to_json()]})
+    publisher.announce(NAME, rank, {"files": [file]})
 
 
 def test_shards_that_are_awaited_cost_one_question_each(

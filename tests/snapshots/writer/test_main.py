@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow.errors import SnapshotError
+from elasticflow.snapshots.client import writer_process
 from elasticflow.snapshots.client.staging import MOST_OPEN, StagingClient
 from elasticflow.snapshots.client.writer_process import start_writer
 from elasticflow.snapshots.format.manifest import ManifestFacts
@@ -249,7 +251,7 @@ def test_writer_that_cannot_start_is_told(
 ) -> None:
     """A configuration that makes the writer fail is an error at start, with its traceback on standard error."""
     told = {"uri": str(tmp_path), "run_id": "r", "settings": {"no_such_key": 1}, "limits": {}}
-    monkeypatch.setattr(WriterStart, "to_json", lambda _: told)
+    monkeypatch.setattr(writer_process, "to_json", lambda _: json.dumps(told))
     with pytest.raises(SnapshotError, match=r"the snapshot writer did not start \(exit code 1\)"):
         start_writer(WriterStart(str(tmp_path), "r"))
     assert "no_such_key" in capfd.readouterr().err
