@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import signal
 import sys
 import time
@@ -36,6 +37,11 @@ _REDRAW_S = 0.1
 def shortest_path(path: Path) -> str:
     """Return the shortest form of *path* that can be typed here."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def shell_path(path: Path) -> str:
+    """Return the shortest form of *path* as a word of a command that is printed to be copied."""
+    return shlex.quote(shortest_path(path.absolute()))
 
 
 def paint(text: str, colour: str | None = None, *, bold: bool = False, dim: bool = False) -> str:

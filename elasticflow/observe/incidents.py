@@ -6,8 +6,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
+from elasticflow.launcher.journal.post_mortem import ending_of
 from elasticflow.observe.history import RunHistory, Stop
-from elasticflow.observe.status import is_locked, lost_of, read_status
+from elasticflow.observe.status import is_locked, read_status
 from elasticflow.observe.terminal.event_lines import line_of
 from elasticflow.observe.terminal.formats import rfc3339
 
@@ -42,7 +43,7 @@ def incidents(folder: RunFolder, history: RunHistory | None = None) -> list[Stop
     """
     history = history or RunHistory.read(folder)
     stops = [stop for stop in history.stops if stop.is_failure]
-    if not is_locked(folder) and (ending := lost_of(folder)) is not None:
+    if not is_locked(folder) and (ending := ending_of(folder)) is not None:
         status = read_status(folder)
         facts = {"generation": status.generation, "step": status.step, **asdict(ending)}
         stops.append(Stop.of_supervisor(facts, status.updated))

@@ -69,10 +69,8 @@ def inputs_of_run(project_root: Path, text: str) -> RunInputs:
     if _URL.match(text):
         return _inputs_at(text)
     folder = find_run(project_root, text)
-    numbers = folder.launch_numbers()
-    if not numbers:
+    if (launch := folder.newest_launch) is None:
         raise RunNotFoundError(f"run {folder.run_id} was never launched", "start it: elasticflow run JOB")
-    launch = folder.launch(numbers[-1])
     return RunInputs(
         f"{folder.job} {folder.run_id}",
         made_in(launch),

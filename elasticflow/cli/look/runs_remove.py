@@ -6,25 +6,23 @@ import secrets
 import shutil
 import sys
 import time
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
 
 from elasticflow.cli.output import paint, table, terminal_width
 from elasticflow.cli.parameters import JOB_NAME, RUN
-from elasticflow.errors import ANSWER_IS_NO, FINISHED
+from elasticflow.errors import ANSWER_IS_NO, FINISHED, ElasticflowError
 from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.runs import find_run, list_runs
 from elasticflow.observe.status import is_locked, read_status
 from elasticflow.observe.terminal.formats import local_time, plural, size
-from elasticflow.run_folder import step_of
+from elasticflow.run_folder import recorded_place, step_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
-    from elasticflow.observe.status import RunStatus
     from elasticflow.run_folder import RunFolder
 
 _STATUSES = ("finished", "interrupted", "failed")
@@ -35,31 +33,14 @@ _yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 _pinned_option = click.option("--pinned", is_flag=True, help="Also runs with pinned snapshots.")
 
 
-@dataclass(frozen=True)
 class Going:
-    """A run to remove: its state, the bytes in its folder, the place of further snapshots, and its pinned snapshots."""
+    """A run to remove: its state, the bytes in its folder, and its pinned snapshots."""
 
-    status: RunStatus
-    bytes: int
-    elsewhere: str | None
-    pinned: int
-
-    @property
-    def folder(self) -> RunFolder:
-        """The run."""
-        return self.status.folder
-
-    @classmethod
-    def of(cls, folder: RunFolder) -> Going:
-        """Return the record of a run to remove."""
+    def __init__(self, folder: RunFolder) -> None:
         files = [path for path in folder.path.rglob("*") if path.is_file() and not path.is_symlink()]
-        pins = folder.path / "pins"
-        return cls(
-            read_status(folder),
-            sum(path.stat().st_size for path in files),
-            _elsewhere(folder),
-            len(list(pins.glob("*.json"))) if pins.is_dir() else 0,
-        )
+        self.folder, self.status = folder, read_status(folder)
+        self.bytes = sum(path.stat().st_size for path in files)
+        self.pinned = sum(path.match("pins/*.json") for path in files)
 
 
 @click.command("rm")
@@ -80,9 +61,10 @@ def rm(runs: tuple[str, ...], *, dry_run: bool, pinned: bool, yes: bool) -> int:
     """
     root = current_project_root()
     folders = {folder.path: folder for folder in (find_run(root, run) for run in runs)}
-    for folder in folders.values():
-        _require_over(folder)
-    return _remove([Going.of(folder) for folder in folders.values()], dry_run=dry_run, pinned=pinned, yes=yes)
+    for path, folder in folders.items():
+        if is_locked(folder):  # its files come and go while they would be counted
+            raise ElasticflowError(f"{path} is running", f"end it first: elasticflow cancel {folder.run_id}")
+    return _remove([Going(folder) for folder in folders.values()], dry_run=dry_run, pinned=pinned, yes=yes)
 
 
 @click.command("prune")
@@ -123,7 +105,7 @@ def prune(
         kept[folder.job] = kept.get(folder.job, 0) + 1
         if is_locked(folder) or (keep is not None and kept[folder.job] <= keep):
             continue
-        run = Going.of(folder)
+        run = Going(folder)
         if (
             (oldest is None or (run.status.updated or folder.path.stat().st_mtime) < oldest)
             and (not status or run.status.status in status)
@@ -142,24 +124,8 @@ def _seconds(text: str) -> float:
         raise click.BadParameter(f'{error}, or like "30 d"', param_hint="--older-than") from None
 
 
-def _require_over(folder: RunFolder) -> None:
-    """Refuse a run that is running, whose files come and go while they would be counted.
-
-    Raises:
-        ElasticflowError: the run is running.
-    """
-    from elasticflow.errors import ElasticflowError
-
-    if is_locked(folder):
-        raise ElasticflowError(
-            f"{folder.path} is running", f"end it first: elasticflow cancel {folder.run_id}"
-        )
-
-
 def _remove(going: Sequence[Going], *, dry_run: bool, pinned: bool, yes: bool) -> int:
     """Show the runs, ask, and remove them; nothing is removed if one of the runs must stay."""
-    from elasticflow.errors import ElasticflowError
-
     if not going:
         click.echo("no run meets the rules")
         return FINISHED
@@ -200,24 +166,10 @@ def _print(going: Sequence[Going]) -> None:
     ]
     click.echo("\n".join(table(header, rows, width=terminal_width(), first_to_go=("LAST SEEN", "STEP"))))
     for run in going:
-        if run.elsewhere is not None:
-            click.echo(paint(f"{run.folder.run_id}: its snapshots at {run.elsewhere} stay", "yellow"))
-
-
-def _elsewhere(folder: RunFolder) -> str | None:
-    """Return the place of a run's snapshots; None if they are in the run's folder."""
-    from elasticflow.run_folder import snapshot_place
-    from elasticflow.system import records
-
-    numbers = folder.launch_numbers()
-    plan = records.read(folder.launch(numbers[-1]) / "job.json") if numbers else None
-    job = plan.get("job") if isinstance(plan, dict) else None
-    snapshots = job.get("snapshots") if isinstance(job, dict) else None
-    uri = snapshots.get("uri") if isinstance(snapshots, dict) else None
-    if not isinstance(uri, str):
-        return None
-    place, prefix = snapshot_place(uri, folder, folder.path.parents[2])
-    return f"{place.rstrip('/')}/{prefix}"
+        place, prefix = recorded_place(run.folder)
+        if prefix:
+            text = f"{run.folder.run_id}: its snapshots at {place.rstrip('/')}/{prefix} stay"
+            click.echo(paint(text, "yellow"))
 
 
 def _remove_folder(folder: RunFolder) -> None:
@@ -227,18 +179,11 @@ def _remove_folder(folder: RunFolder) -> None:
     hidden = folder.path.with_name(f".removed-{secrets.token_hex(4)}")
     with locked(folder):
         folder.path.rename(hidden)
-    _remove_tree(hidden)
-    parent: Path = folder.path.parent
-    if not any(parent.iterdir()):
-        parent.rmdir()
-
-
-def _remove_tree(path: Path) -> None:
-    from elasticflow.errors import ElasticflowError
-
     try:
-        shutil.rmtree(path)
+        shutil.rmtree(hidden)
     except OSError as error:
         raise ElasticflowError(
-            f"{path} could not be removed: {error}", "remove it by hand: it is no run any more"
+            f"{hidden} could not be removed: {error}", "remove it by hand: it is no run any more"
         ) from error
+    with suppress(OSError):  # the job has other runs
+        folder.path.parent.rmdir()

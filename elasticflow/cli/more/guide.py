@@ -64,7 +64,14 @@ def command(
     if template is not None or schema is not None:
         if topic is not None or word is not None or (template is not None and schema is not None):
             raise click.UsageError("--template and --schema print a file, and go with nothing but --output")
-        _print_file(_template(template) if template is not None else _schema(schema), output)
+        from elasticflow.cli.output import write_file
+        from elasticflow.scaffold import gallery
+
+        text = _schema(schema) if template is None else gallery.text_of_file(TEMPLATES[template])
+        if output is None:
+            click.echo(text, nl=False)
+        else:
+            write_file(output, text)
         return FINISHED
     if output is not None:
         raise click.UsageError("--output goes with --template or --schema")
@@ -88,28 +95,11 @@ def command(
     return FINISHED
 
 
-def _template(name: str) -> str:
-    from elasticflow.scaffold.gallery import text_of_file
-
-    return text_of_file(TEMPLATES[name])
-
-
 def _schema(kind: str | None) -> str:
     from elasticflow.cli.more.events_schema import events_schema
     from elasticflow.jobfile.tables.json_schema import SCHEMA_FILE
 
     return SCHEMA_FILE.read_text("utf-8") if kind == "job" else f"{json.dumps(events_schema(), indent=1)}\n"
-
-
-def _print_file(text: str, output: Path | None) -> None:
-    """Print *text*, or write it to a file."""
-    if output is None:
-        click.echo(text, nl=False)
-        return
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise click.BadParameter(f"cannot write {output}: {error.strerror}", param_hint="--output") from error
 
 
 def _explain(name: str, topics: list[str]) -> None:

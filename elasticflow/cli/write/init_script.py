@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.output import paint, shortest_path
+from elasticflow.cli.output import paint, shell_path
 from elasticflow.cli.write.init_files import NewJob, print_only, say_what_is_next, write
 from elasticflow.errors import FINISHED, ScaffoldError, ScriptError
 from elasticflow.scaffold.candidates import outside
@@ -85,7 +85,7 @@ def finish(
     write(job, may_ask=options.may_ask, gitignore=gitignore, pre_commit=pre_commit)
     show_form(str(path), script, form)
     _tell_findings(path)
-    shown = shortest_path(job.job_file.absolute())
+    shown = shell_path(job.job_file)
     say_what_is_next(
         [
             (f"elasticflow plan {shown}", "what a run would do"),
@@ -94,7 +94,7 @@ def finish(
                 "train; after Ctrl-C, `elasticflow resume` "
                 + ("resumes it" if form.rung else "starts it again"),
             ),
-            (f"elasticflow lint {path}", "the findings, line by line"),
+            (f"elasticflow lint {shell_path(path)}", "the findings, line by line"),
         ]
     )
     return FINISHED
