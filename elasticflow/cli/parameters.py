@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from elasticflow import run_folder
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -31,6 +33,16 @@ class Completed(click.types.StringParamType):
     ) -> list[CompletionItem]:
         """Return the candidates that begin with *incomplete* and were not given before."""
         return _items(self._candidates, ctx, param, incomplete)
+
+
+class RunId(Completed):
+    """The id of a run, which need not exist."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the id; refuse an id that cannot be a folder's name."""
+        if not run_folder.RUN_ID.fullmatch(value):
+            self.fail("letters, digits, '.', '_' and '-' only, at most 100", param, ctx)
+        return value
 
 
 class CompletedPath(click.Path):
@@ -94,7 +106,7 @@ FOLDER = CompletedPath("folders")
 FOLDER_ONLY = CompletedPath("folders", file_okay=False)
 RUN = Completed("runs")
 RUN_OR_JOB = Completed("runs_and_job_files")
-RUN_ID = Completed("run_ids")
+RUN_ID = RunId("run_ids")
 JOB_NAME = Completed("job_names")
 # For commands that take a run, or a run and snapshots, as one list of words.
 RUN_WORD = Completed("one_run")

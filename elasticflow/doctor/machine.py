@@ -63,17 +63,16 @@ def machine(needs: Needs, cgroup: Path = GROUPS, shared: Path = _SHARED_MEMORY) 
 def _cores(needs: Needs, cgroup: Path) -> CheckResult:
     cores = len(os.sched_getaffinity(0))
     quota, _, period = text_in(cgroup / "cpu.max").partition(" ")
-    limit = int(quota) / int(period) if quota.isdecimal() and period.strip().isdecimal() else None
-    if limit is not None and limit < cores:
-        meaning = f'nproc_per_node = "auto" starts {plural(needs.workers, "worker")} that share {limit:g} cores: steps stutter'
-        remedy = f"set nodes.nproc_per_node = {max(1, int(limit))}, or raise the container's CPU limit"
-        return CheckResult(
-            _TOPIC, "cores", "warning", f"{cores}, but the container may use {limit:g}", meaning, remedy
-        )
-    if needs.job is not None and needs.workers > cores:
-        meaning = f"{plural(needs.workers, 'worker')} take turns on {plural(cores, 'core')}"
-        return CheckResult(_TOPIC, "cores", "warning", str(cores), meaning, "lower nodes.nproc_per_node")
-    return ok(_TOPIC, "cores", str(cores))
+    limit = int(quota) / int(period) if quota.isdecimal() and period.strip().isdecimal() else cores
+    fact, usable = str(cores), min(limit, cores)
+    remedy = f"set nodes.nproc_per_node = {max(1, int(usable))}"
+    if limit < cores:
+        fact += f", but the container may use {limit:g}"
+        remedy += ", or raise the container's CPU limit"
+    if needs.workers <= usable:
+        return ok(_TOPIC, "cores", fact)
+    meaning = f"{plural(needs.workers, 'worker')} share {usable:g} cores: steps stutter"
+    return CheckResult(_TOPIC, "cores", "warning", fact, meaning, remedy)
 
 
 def _free_memory(cgroup: Path) -> tuple[int, str]:

@@ -13,6 +13,8 @@ from elasticflow.observe.terminal.event_lines import line_of
 from elasticflow.observe.terminal.formats import rfc3339
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from elasticflow.run_folder import RunFolder
     from elasticflow.system.records import Record
 
@@ -33,6 +35,9 @@ _SHOWN = (
     ),
     *("charged", "left", "back_s", "redone", "verdict", "stderr", "likely", "script_again_s", "dumps"),
 )
+_LABELS = {
+    "overlap": "overlap", "began_anew": "restart", "data": "data", "slow_ranks": "slow", "lingered": "end", "warnings": "warning",
+}  # fmt: skip
 
 
 def incidents(folder: RunFolder, history: RunHistory | None = None) -> list[Stop]:
@@ -65,38 +70,29 @@ def to_json(stop: Stop, folder: RunFolder) -> dict[str, Any]:
     return {name: given[name] if name in given else getattr(stop, name) for name in _SHOWN}
 
 
-def overlap_of(history: RunHistory) -> str | None:
-    """Return the run's warning of evaluation samples that are in its training data; None if there is no such warning."""
-    record = history.last.get(events.OVERLAP_FOUND)
-    return None if record is None else _text_of(record)
+def notes_of(history: RunHistory) -> dict[str, str | list[str] | None]:
+    """Return the run's warnings by subject, as `status --format json` prints them."""
+    overlap, anew = history.last.get(events.OVERLAP_FOUND), history.began_anew
+    return {
+        "overlap": None if overlap is None else _text_of(overlap),
+        "began_anew": None if anew is None else _text_of(anew, with_generation=True),
+        "data": [_text_of(record) for record in history.data_warnings.values()],
+        "slow_ranks": [_text_of(record, with_generation=True) for record in history.slow_ranks.values()],
+        "lingered": [_text_of(record) for record in history.lingered],
+        "warnings": [warning.in_words for warning in history.warnings.values()],
+    }
 
 
-def data_warnings_of(history: RunHistory) -> list[str]:
-    """Return the run's warnings of samples that vary or were not checked."""
-    return [_text_of(record) for record in history.data_warnings.values()]
+def note_rows(history: RunHistory, most: int | None = None) -> Iterator[tuple[str, str]]:
+    """Yield the run's warnings, each after a word for its subject; at most *most* of a subject, then how many are left out."""
+    for name, note in notes_of(history).items():
+        texts = [note] if isinstance(note, str) else note or []
+        yield from ((_LABELS[name], text) for text in texts[:most])
+        if most is not None and len(texts) > most:
+            yield _LABELS[name], f"and {len(texts) - most} more, which `why` shows"
 
 
-def slow_ranks_of(history: RunHistory) -> list[str]:
-    """Return the run's warnings of ranks that were slower than the others, the newest of each rank."""
-    return [f"{_text_of(r)} (generation {r.get('generation')})" for r in history.slow_ranks.values()]
-
-
-def lingered_of(history: RunHistory) -> list[str]:
-    """Return the workers that were ended because they stayed after their peers, and what held them."""
-    return [_text_of(record) for record in history.lingered]
-
-
-def code_warnings_of(history: RunHistory) -> list[str]:
-    """Return the warnings of the job's code and its libraries, in the order of their first time."""
-    return [warning.in_words for warning in history.warnings.values()]
-
-
-def restart_anew_of(history: RunHistory) -> str | None:
-    """Return a warning that the job's script was started again with no step known; None if it was not."""
-    record = history.began_anew
-    return None if record is None else f"{_text_of(record)} (generation {record.get('generation')})"
-
-
-def _text_of(record: Record) -> str:
+def _text_of(record: Record, *, with_generation: bool = False) -> str:
     line = line_of(record)
-    return "" if line is None else line.text
+    where = f" (generation {record.get('generation')})" if with_generation else ""
+    return "" if line is None else f"{line.text}{where}"

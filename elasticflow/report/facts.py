@@ -14,14 +14,7 @@ from elasticflow.compiler.launch_folder.materialize import source_copy
 from elasticflow.jobfile.text.layers import leaves, table_at
 from elasticflow.observe.curves import read_curves
 from elasticflow.observe.history import RunHistory
-from elasticflow.observe.incidents import (
-    code_warnings_of,
-    data_warnings_of,
-    incidents,
-    overlap_of,
-    restart_anew_of,
-    slow_ranks_of,
-)
+from elasticflow.observe.incidents import incidents, note_rows
 from elasticflow.observe.records import damages_of, read
 from elasticflow.observe.status import read_status
 from elasticflow.protocol.points import read_points
@@ -61,7 +54,7 @@ class RunFacts:
         incidents: Failures, oldest first.
         generations: Oldest first.
         ledger: Lines of the restart budget.
-        notes: Warnings for the reader: overlap, slow ranks, a script that began anew, the job's own code, damaged records.
+        notes: Warnings for the reader (`note_rows`), and damaged records.
         case: Case of a file with [matrix]; None for other files.
     """
 
@@ -90,9 +83,7 @@ class RunFacts:
 def facts_of(folder: RunFolder, target: Path) -> RunFacts:
     """Return the facts of the run in *folder* for the report at *target*."""
     history = RunHistory.read(folder)
-    notes = [note for note in (overlap_of(history), restart_anew_of(history)) if note]
-    notes += [*data_warnings_of(history), *slow_ranks_of(history), *code_warnings_of(history)]
-    notes += map(str, damages_of(folder))
+    notes = [*(text for _, text in note_rows(history)), *map(str, damages_of(folder))]
     environment, data = _environment(folder)
     status = read_status(folder)
     # A run tells nothing for hours, and goes on.

@@ -174,7 +174,11 @@ def test_a_sink_is_closed_though_its_first_record_fails(
     written, remote = Written.under(tmp_path), Remote()
     written.metrics([step_line(1)])
     closed: list[Collecting] = []
-    monkeypatch.setattr(Collecting, "close", lambda self: closed.append(self))
+
+    def close(sink: Collecting) -> None:
+        closed.append(sink)
+
+    monkeypatch.setattr(Collecting, "close", close)
     write, failures = the_delivery.write_record, [OSError(errno.ENOSPC, "No space left on device")]
 
     def write_or_fail(*arguments: Any) -> None:

@@ -11,17 +11,7 @@ from elasticflow.cli.output import paint, print_json, run_headline, shortest_pat
 from elasticflow.cli.parameters import RUN, format_option
 from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.history import SUPERVISOR_LOST, RunHistory
-from elasticflow.observe.incidents import (
-    code_warnings_of,
-    data_warnings_of,
-    incidents,
-    lingered_of,
-    log_of,
-    overlap_of,
-    restart_anew_of,
-    slow_ranks_of,
-    to_json,
-)
+from elasticflow.observe.incidents import incidents, log_of, note_rows, to_json
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.status import read_status
 from elasticflow.observe.terminal.activities import ENDING
@@ -68,7 +58,7 @@ def command(run: str | None, form: str) -> None:
         click.echo(
             f"  {paint('now    ', dim=True)} {status.doing.text}, since {local_time(status.doing.since)}"
         )
-    for label, text in _warnings(history):
+    for label, text in note_rows(history):
         click.echo(f"  {paint(f'{label:<7}', 'yellow')} {text}")
     if failures:
         *earlier, newest = failures
@@ -77,16 +67,6 @@ def command(run: str | None, form: str) -> None:
             click.echo(f"\n{paint('before that', dim=True)}")
         for stop in reversed(earlier):
             click.echo(f"  {local_time(stop.at)}  {stop.headline}: {_outcome(stop)}")
-
-
-def _warnings(history: RunHistory) -> list[tuple[str, str]]:
-    found = [("overlap", overlap_of(history))]
-    found += [("data", warning) for warning in data_warnings_of(history)]
-    found += [("slow", warning) for warning in slow_ranks_of(history)]
-    found += [("end", text) for text in lingered_of(history)]
-    found.append(("restart", restart_anew_of(history)))
-    found += [("warning", warning) for warning in code_warnings_of(history)]
-    return [(label, text) for label, text in found if text is not None]
 
 
 def _print_whole(stop: Stop, folder: RunFolder, script: str | None) -> None:

@@ -165,7 +165,7 @@ def test_status_of_a_run_on_accelerators(ran: Callable[..., Ran], project: Path)
     at = lines.index(f"  devices     rank 0 (n0, cuda:0): {text}, 87 % busy")
     assert lines[at + 1] == f"              rank 1 (n0, cuda:1): {text}"
     told = "rank 1 (n0, cuda:1) takes 0.12 s of its own for a step, 2.4 times as long as the others: they wait for it"
-    assert f"  slow ranks  {told} (generation 1)" in lines
+    assert f"  slow        {told} (generation 1)" in lines
     assert facts["devices"] == devices
     assert facts["slow_ranks"] == [f"{told} (generation 1)"]
     assert f"  slow    {told} (generation 1)" in ran("why")[1].splitlines()
@@ -239,6 +239,7 @@ def test_status_as_json(ran: Callable[..., Ran], project: Path) -> None:
         "launch",
         "launch_durations",
         "launched",
+        "lingered",
         "loss",
         "lost",
         "mfu",
