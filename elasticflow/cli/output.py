@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.jobfile.load import LoadedJob
     from elasticflow.observe.status import RunStatus
     from elasticflow.run_folder import RunFolder
@@ -239,6 +240,14 @@ def show_damage(folder: RunFolder) -> None:
 
     for damage in damages_of(folder):
         click.echo(f"warning: {shortest_path(Path(damage.place))} {damage.why}; shown without it", err=True)
+
+
+def counts_of(findings: Sequence[Diagnostic], severities: Sequence[str] = ("error", "warning")) -> str:
+    """Return `2 errors, 1 warning`; empty if there is no finding of these severities."""
+    from elasticflow.observe.terminal.formats import plural
+
+    counts = {severity: sum(each.severity == severity for each in findings) for severity in severities}
+    return ", ".join(plural(count, severity) for severity, count in counts.items() if count)
 
 
 def show_warnings(loaded: LoadedJob, *, but: Container[str] = ()) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from elasticflow import run_folder
+from elasticflow.system.units import parse_duration, parse_interval
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,6 +43,27 @@ class RunId(Completed):
         """Return the id; refuse an id that cannot be a folder's name."""
         if not run_folder.RUN_ID.fullmatch(value):
             self.fail("letters, digits, '.', '_' and '-' only, at most 100", param, ctx)
+        return value
+
+
+class Amount(click.ParamType):
+    """A text with a unit, such as "2 h", that is passed on as it was typed.
+
+    Args:
+        parse: Raises ValueError for a text of another form.
+    """
+
+    name = "text"
+
+    def __init__(self, parse: Callable[[str], object]) -> None:
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the text."""
+        try:
+            self._parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
         return value
 
 
@@ -115,6 +137,8 @@ OVERRIDE = Completed("assignments")
 CASE = Completed("cases")
 TOPIC = Completed("topics_and_codes")
 EXAMPLE = Completed("examples")
+DURATION = Amount(parse_duration)
+INTERVAL = Amount(parse_interval)
 
 
 def set_option(explanation: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -134,6 +158,24 @@ case_option = click.option(
 format_option = click.option(
     "--format", "form", type=click.Choice(["text", "json"]), default="text", help="Default: text."
 )
+
+strict_option = click.option("--strict", is_flag=True, help="Warnings are errors.")
+
+
+def findings_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command `--format`, the form in which it prints its findings."""
+    from elasticflow.jobfile.diagnostics.render_text import FORMATS
+
+    return click.option(
+        "--format",
+        "output_format",
+        type=click.Choice(FORMATS),
+        default="full",
+        envvar="ELASTICFLOW_OUTPUT_FORMAT",
+        show_default=True,
+        show_envvar=True,
+        help="How findings are printed.",
+    )(command)
 
 
 def job_of(job_file: Path, overrides: Sequence[str], case: str | None = None) -> LoadedJob:

@@ -16,8 +16,7 @@ import psutil
 from elasticflow.doctor.check import CheckResult, Needs, ok
 from elasticflow.observe.history import RunHistory
 from elasticflow.observe.runs import list_runs
-from elasticflow.observe.standbys import cost_in_words
-from elasticflow.observe.terminal.formats import plural, size
+from elasticflow.observe.terminal.formats import plural, size, span
 from elasticflow.protocol.child_processes import MAY_STAND_BY, MEMORY_FACTOR
 from elasticflow.protocol.snapshot_settings import AUTO, HELD_MOST_OF_FREE
 from elasticflow.system.free_memory import GROUPS, tightest_group
@@ -25,6 +24,11 @@ from elasticflow.system.kernel_files import number_in, text_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from elasticflow.jobfile.tables.job import NodesTable
+    from elasticflow.observe.history import SnapshotEvent
+    from elasticflow.observe.standbys import NodeStandbys
+    from elasticflow.protocol.snapshot_settings import SnapshotSettings
 
 _TOPIC = "machine"
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # looked at, not used
@@ -50,8 +54,7 @@ def machine(needs: Needs, cgroup: Path = GROUPS, shared: Path = _SHARED_MEMORY) 
     yield _cores(needs, cgroup)
     free, fact = _free_memory(cgroup)
     yield _memory(needs, free, fact)
-    yield from _standbys(needs, free)
-    yield from _held_states(needs, free)
+    yield from _of_newest_run(needs, free)
     yield _shared_memory(needs, shared)
     yield _memfd()
     yield _handles(needs)
@@ -95,55 +98,56 @@ def _memory(needs: Needs, free: int, fact: str) -> CheckResult:
     return ok(_TOPIC, "memory", fact)
 
 
-def _standbys(needs: Needs, free: int) -> Iterator[CheckResult]:
-    """Yield the cost of the standby workers of the job's newest run, if it had any."""
-    if needs.job is None or needs.job.restarts.warm not in MAY_STAND_BY:
+def _of_newest_run(needs: Needs, free: int) -> Iterator[CheckResult]:
+    """Yield what the job's newest run tells about the memory that a run takes."""
+    if needs.job is None:
         return
     run = next(iter(list_runs(needs.root, needs.job.job.name)), None)
-    standbys = None if run is None else RunHistory.read(run).standbys_seen
-    if run is None or standbys is None:
-        return
+    history = RunHistory() if run is None else RunHistory.read(run)
+    of_run = "" if run is None else f" (run {run.run_id})"
+    if needs.job.restarts.warm in MAY_STAND_BY and history.standbys_seen is not None:
+        yield _standbys(needs, free, history.standbys_seen, of_run)
+    if (settings := needs.job.snapshots.settings()) is not None:
+        yield _held_states(settings, needs.job.nodes, free, history.snapshot, of_run)
+
+
+def _standbys(needs: Needs, free: int, standbys: NodeStandbys, of_run: str) -> CheckResult:
+    """Return the cost of the standby workers that a run had."""
     name, needed = "standby workers", needs.workers * standbys.memory_of_one
-    fact = f"one takes {cost_in_words(standbys.memory_of_one, standbys.seconds)} (run {run.run_id})"
+    cost = f"{size(standbys.memory_of_one)} and {span(standbys.seconds)} to get ready"
+    fact = f"one takes {cost}{of_run}"
     if free >= MEMORY_FACTOR * needed:
-        yield ok(_TOPIC, name, fact)
-        return
+        return ok(_TOPIC, name, fact)
     meaning = f"{plural(needs.workers, 'worker')} would have none: {size(needed)} of {size(free)} free memory is too much"
     remedy = 'more memory, or restarts.warm = "fork": restarts take longer without'
-    yield CheckResult(_TOPIC, name, "warning", fact, meaning, remedy)
+    return CheckResult(_TOPIC, name, "warning", fact, meaning, remedy)
 
 
-def _held_states(needs: Needs, free: int) -> Iterator[CheckResult]:
-    """Yield the cost of holding the job's state in memory, by the snapshots of the job's newest run, and of a death without."""
-    settings = None if needs.job is None else needs.job.snapshots.settings()
-    if needs.job is None or settings is None:
-        return
+def _held_states(
+    settings: SnapshotSettings, nodes: NodesTable, free: int, snapshot: SnapshotEvent | None, of_run: str
+) -> CheckResult:
+    """Return the cost of holding the job's state in memory, by the size of a snapshot, and of a death without."""
     name, every = "held states", f"every {' or '.join(settings.every)}"
     costs = f"a worker's death costs the steps since the last snapshot, {every}"
-    if settings.memory is None or (needs.job.nodes.min > 1 and settings.is_held_at_interval):
+    if settings.memory is None or (nodes.min > 1 and settings.is_held_at_interval):
         why = "snapshots.memory is off" if settings.memory is None else "workers are on several nodes"
-        yield ok(_TOPIC, name, f"none, {why}: {costs}")
-        return
-    run = next(iter(list_runs(needs.root, needs.job.job.name)), None)
-    snapshot = None if run is None else RunHistory.read(run).snapshot
-    if run is None or snapshot is None or not snapshot.num_bytes:
-        yield ok(_TOPIC, name, f"their size shows with the first run; without them {costs}")
-        return
+        return ok(_TOPIC, name, f"none, {why}: {costs}")
+    if snapshot is None or not snapshot.num_bytes:
+        return ok(_TOPIC, name, f"their size shows with the first run; without them {costs}")
     is_auto = settings.memory == AUTO
     needed = settings.held_states * snapshot.num_bytes
     most = free * HELD_MOST_OF_FREE if is_auto else free
     more = f", {size(snapshot.num_bytes)} more while a snapshot is written" if is_auto else ""
-    fact = f"{size(needed)} for {size(snapshot.num_bytes)} of state (run {run.run_id}){more}"
+    fact = f"{size(needed)} for {size(snapshot.num_bytes)} of state{of_run}{more}"
     if needed <= most:
-        yield ok(
+        return ok(
             _TOPIC, name, f"{fact}: a worker's death costs the steps since the last; without them {costs}"
         )
-        return
     meaning = f"nothing is held, since at most {size(most)} are taken: {costs}"
     if not is_auto:
         meaning = f"the run fails, since {size(free)} are free"
     remedy = "more memory" if is_auto else 'more memory, or snapshots.memory = "auto"'
-    yield CheckResult(_TOPIC, name, "warning", fact, meaning, remedy)
+    return CheckResult(_TOPIC, name, "warning", fact, meaning, remedy)
 
 
 def _shared_memory(needs: Needs, folder: Path) -> CheckResult:

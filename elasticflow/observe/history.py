@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 SUPERVISOR_LOST = "supervisor_lost"
 """Class of a stop that the supervisor could not write down itself."""
-_STATUS_OF_END: dict[str, Status] = {
+STATUS_OF_END: dict[str, Status] = {
     events.RUN_FINISHED: "finished",
     events.RUN_FAILED: "failed",
     events.RUN_INTERRUPTED: "interrupted",
@@ -339,7 +339,6 @@ class RunHistory:
 
     Attributes:
         stops: Ends of generations, and of launches that could not continue.
-        failures: `worker.failed` records, one of each generation: of the first worker that failed.
         node_events: Records about nodes, and failures on them, each with its seconds of the run.
         phase: The event that began the present phase (`PHASES`), and its Unix time; None: the run trains.
         is_training: True if the newest group has finished a step.
@@ -372,7 +371,6 @@ class RunHistory:
     launches: list[Launch] = field(default_factory=list)
     generations: dict[int, Generation] = field(default_factory=dict)
     stops: list[Stop] = field(default_factory=list)
-    failures: list[Record] = field(default_factory=list)
     snapshots: list[SnapshotEvent] = field(default_factory=list)
     node_events: list[tuple[float, Record]] = field(default_factory=list)
     pauses: list[Pause] = field(default_factory=list)
@@ -450,7 +448,7 @@ class RunHistory:
             launch=launch.number,
             launched=launch.started,
             pid=launch.pid,
-            status=_STATUS_OF_END.get(name, "running"),
+            status=STATUS_OF_END.get(name, "running"),
             verdict={"event": name, **fields} if end else None,
         )
 
@@ -496,7 +494,6 @@ class RunHistory:
         kept: list[list[Any]] = [
             self.launches,
             self.stops,
-            self.failures,
             self.snapshots,
             self.node_events,
             self.pauses,
@@ -588,7 +585,6 @@ class RunHistory:
 
     def _worker_failed(self, event: Record, at: float | None) -> None:
         self._worker = event
-        self.failures.append(event)
         self.node_events.append((self.seconds, event))
         self.is_recovering = True
         if event.get("rank") is not None:

@@ -81,7 +81,7 @@ class RunBoard:
         taking_part = {
             node: activity
             for node, activity in self._activities.items()
-            if not history.is_training or self._takes_part(node)
+            if not history.is_training or history.nodes.get(node, Node(node)).first_rank is not None
         }
         awaited = awaited_of(taking_part, has_stepped=history.is_training)
         if awaited is None or (doing is not None and awaited.label in {"training", "leaving"}):
@@ -224,10 +224,6 @@ class RunBoard:
     def _is_over(self) -> bool:
         launches = self._history.launches
         return bool(launches) and launches[-1].end is not None
-
-    def _takes_part(self, name: str) -> bool:
-        node = self._history.nodes.get(name)
-        return node is not None and node.first_rank is not None
 
 
 # The activity of a run by the event that began its phase (`RunHistory.phase`).

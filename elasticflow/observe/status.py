@@ -6,6 +6,7 @@ import fcntl
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
+from elasticflow import events
 from elasticflow.launcher.journal.post_mortem import ending_of
 from elasticflow.observe.history import RunHistory, began, state_of
 from elasticflow.observe.records import newest_evaluation, newest_with, tail
@@ -179,7 +180,7 @@ def read_status(folder: RunFolder) -> RunStatus:
         standbys=tuple(history.standbys.values()) if is_running else (),
         compilation=None if history.compilation.newest is None else history.compilation,
         started=began(folder) or launched,
-        failure=history.failures[-1] if history.failures and status == "failed" else None,
+        failure=history.last.get(events.WORKER_FAILED) if status == "failed" else None,
         lost=ending_of(folder) if status == "interrupted" else None,
     )
 

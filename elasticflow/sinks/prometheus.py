@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elasticflow import events
+from elasticflow.observe.history import STATUS_OF_END
 from elasticflow.sinks.sink import Sink
 from elasticflow.system import atomic_files
 
@@ -22,17 +23,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from elasticflow.events import EventRecord
+    from elasticflow.observe.run_state import Status
     from elasticflow.sinks.sink import Options, Point, Remembered, RunFacts
 
 _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "elasticflow_"
 _WRONG = re.compile(r"[^a-zA-Z0-9_]")
-_ENDS: dict[str, str] = {
-    events.RUN_FINISHED: "finished",
-    events.RUN_FAILED: "failed",
-    events.RUN_INTERRUPTED: "interrupted",
-}
-_STATES = ("running", *_ENDS.values())
+_STATES = ("running", *STATUS_OF_END.values())
 
 
 class Prometheus(Sink):
@@ -43,7 +40,7 @@ class Prometheus(Sink):
     def __init__(self, options: Options) -> None:
         super().__init__(options)
         self._values: dict[str, float] = {}
-        self._state = "running"
+        self._state: Status = "running"
 
     def open(self, run: RunFacts, remembered: Remembered) -> None:
         """Begin with the values that the previous file has of this run."""
@@ -71,7 +68,9 @@ class Prometheus(Sink):
         """Take over the run's state."""
         for record in batch:
             name = record.get("event")
-            self._state = _ENDS.get(str(name), "running" if name == events.RUN_STARTED else self._state)
+            self._state = STATUS_OF_END.get(
+                str(name), "running" if name == events.RUN_STARTED else self._state
+            )
         self._write()
 
     def close(self) -> None:

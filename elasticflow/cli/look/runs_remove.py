@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 import click
 
 from elasticflow.cli.output import paint, table, terminal_width
-from elasticflow.cli.parameters import JOB_NAME, RUN
+from elasticflow.cli.parameters import DURATION, JOB_NAME, RUN
 from elasticflow.errors import ANSWER_IS_NO, FINISHED, ElasticflowError
 from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.runs import find_run, list_runs
 from elasticflow.observe.status import is_locked, read_status
 from elasticflow.observe.terminal.formats import local_time, plural, size
 from elasticflow.run_folder import recorded_place, step_of
+from elasticflow.system.units import parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,7 +72,10 @@ def rm(runs: tuple[str, ...], *, dry_run: bool, pinned: bool, yes: bool) -> int:
 @click.argument("job", type=JOB_NAME, required=False)
 @click.option("--keep", type=click.IntRange(min=0), metavar="N", help="The newest N of each job stay.")
 @click.option(
-    "--older-than", metavar="TIME", help='Only runs without a sign of life for this long: "30 d", "12 h".'
+    "--older-than",
+    type=DURATION,
+    metavar="TIME",
+    help='Only runs without a sign of life for this long: "30 d", "12 h".',
 )
 @click.option("--status", type=click.Choice(_STATUSES), multiple=True, help="Only runs with this status.")
 @_dry_run_option
@@ -98,7 +102,7 @@ def prune(
     """
     if keep is None and older_than is None and not status:
         raise click.UsageError('say which runs: --keep N, --older-than "30 d" or --status failed')
-    oldest = None if older_than is None else time.time() - _seconds(older_than)
+    oldest = None if older_than is None else time.time() - parse_duration(older_than)
     kept: dict[str, int] = {}
     going = []
     for folder in list_runs(current_project_root(), job):  # the newest first
@@ -113,15 +117,6 @@ def prune(
         ):
             going.append(run)
     return _remove(going, dry_run=dry_run, pinned=True, yes=yes)
-
-
-def _seconds(text: str) -> float:
-    from elasticflow.system.units import parse_duration
-
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise click.BadParameter(f'{error}, or like "30 d"', param_hint="--older-than") from None
 
 
 def _remove(going: Sequence[Going], *, dry_run: bool, pinned: bool, yes: bool) -> int:

@@ -22,7 +22,7 @@ from elasticflow.observe.terminal.formats import elapsed, local_time, number, pe
 from elasticflow.observe.terminal.measures import device_rows, parts_of_step, percent_of_peak
 from elasticflow.protocol.resume_command import resume_command
 from elasticflow.protocol.run_files import GRAD_NORM
-from elasticflow.run_folder import SNAPSHOT_NAME
+from elasticflow.run_folder import step_of
 
 if TYPE_CHECKING:
     from elasticflow.observe.status import RunStatus
@@ -127,9 +127,7 @@ def _rows(status: RunStatus, history: RunHistory) -> list[tuple[str, str]]:
         rows.append(("evaluation", f"{metrics} at step {status.evaluated_step}{best}{raw}"))
     rows += _speed(status)
     if status.snapshot is not None:
-        match = SNAPSHOT_NAME.fullmatch(status.snapshot)
-        at = f"step {int(match['step'])}, " if match else ""
-        rows.append(("snapshot", f"{at}{status.snapshot}"))
+        rows.append(("snapshot", f"step {step_of(status.snapshot)}, {status.snapshot}"))
     rows += _in_memory(status, history)
     if status.workers:
         who = ", ".join(f"rank {w.rank} pid {w.pid}" for w in status.workers[:8])

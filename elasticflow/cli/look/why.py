@@ -74,32 +74,23 @@ def _print_whole(stop: Stop, folder: RunFolder, script: str | None) -> None:
     for line in (*user_frames(stop.traceback or ""), *stop.stderr):
         click.echo(f"  {line}")
     after = "" if script is not None and stop.step == 0 else f", after step {stop.step}"
+    where = stop.node and f"node {stop.node}" + ("" if stop.pid is None else f", process {stop.pid}")
     rows = [
         ("when", f"{local_time(stop.at)}, generation {stop.generation}{after}"),
         ("likely", stop.likely),
         ("class", stop.kind),
-        ("where", _where(stop)),
+        ("where", where),
         ("phase", stop.phase),
         ("others", stop.others),
         ("then", _outcome(stop)),
         ("log", shortest_path(Path(log)) if (log := log_of(stop, folder)) else None),
-        ("collectives", _reader_of(stop)),
+        # The command that reads what NCCL's flight recorders dumped.
+        ("collectives", stop.dumps_folder and f"torchfrtrace {shortest_path(Path(stop.dumps_folder))}"),
     ]
     shown = [(name, text) for name, text in rows if text]
     width = max(len("others"), *(len(name) for name, _ in shown))
     for name, text in shown:
         click.echo(f"  {paint(f'{name:<{width}}', dim=True)} {text}")
-
-
-def _reader_of(stop: Stop) -> str | None:
-    """Return the command that reads what NCCL's flight recorders dumped."""
-    return None if stop.dumps_folder is None else f"torchfrtrace {shortest_path(Path(stop.dumps_folder))}"
-
-
-def _where(stop: Stop) -> str | None:
-    if stop.node is None:
-        return None
-    return f"node {stop.node}" + ("" if stop.pid is None else f", process {stop.pid}")
 
 
 def _outcome(stop: Stop) -> str:

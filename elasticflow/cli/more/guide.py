@@ -118,7 +118,9 @@ def _explain(name: str, topics: list[str]) -> None:
             meaning + "".join(f"\na page of the guide: elasticflow guide {topic}" for topic in near[:1])
         )
     elif re.fullmatch(r"(EF)?[0-9]+", name.upper()):
-        raise click.BadParameter(f'there is no code "{name}"; {_hint(name.upper())}', param_hint="CODE")
+        raise click.BadParameter(
+            f'there is no code "{name}"; `elasticflow guide codes` lists them', param_hint="CODE"
+        )
     else:
         hint = f"did you mean {' or '.join(near)}?" if near else "`elasticflow guide` lists the topics"
         raise click.BadParameter(
@@ -146,22 +148,6 @@ def _meaning(name: str) -> str | None:
     if not meaning.key:
         return f"{name}: {note}"
     return f"{name} is {meaning.key} in a job file{f' ({note})' if note else ''}"
-
-
-def _hint(code: str) -> str:
-    """Return a hint with the existing codes: only those of the same group if *code* looks like a code."""
-    from elasticflow.jobfile.diagnostics.explanations import code_groups
-
-    groups = {heading: list(titles) for heading, titles in code_groups().items()}
-    exact = f"EF{code[-3:]}"
-    if re.fullmatch(r"(EF)?[0-9]{3}", code):
-        for heading, codes in groups.items():
-            if exact in codes:
-                return f"did you mean {exact}?"
-            if codes[0][:3] == exact[:3]:
-                return f"those of its kind ({heading.lower()}) are {', '.join(codes)}"
-    ranges = ", ".join(f"{codes[0]} to {codes[-1]}" for codes in groups.values())
-    return f"codes are {ranges}: `elasticflow guide codes` lists them"
 
 
 def _list(about: dict[str, str]) -> None:

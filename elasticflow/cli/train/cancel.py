@@ -60,7 +60,9 @@ def command(run: str | None, now: bool) -> None:
         time.sleep(_BETWEEN_SIGNALS_S)
         if is_locked(folder):
             _terminate(holder)
-    _wait(folder)
+    # The supervisor releases the lock after its last event is written.
+    while is_locked(folder):
+        time.sleep(_POLL_S)
     status = read_status(folder)
     at = "" if status.has_no_steps else f" at step {status.step}"
     click.echo(f"run {folder.run_id} is {status.status}{at}")
@@ -98,9 +100,3 @@ def _not_running(status: RunStatus) -> NotRunningError:
         ended = f"it {status.status} at {local_time(status.updated)}"
         return NotRunningError(f"run {run} is not running: {ended}", "`elasticflow runs` lists all runs")
     return NotRunningError(f"run {run} is not running here", "`elasticflow runs` lists all runs")
-
-
-def _wait(folder: RunFolder) -> None:
-    # The supervisor releases the lock after its last event is written.
-    while is_locked(folder):
-        time.sleep(_POLL_S)

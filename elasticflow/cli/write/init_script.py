@@ -9,17 +9,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.output import paint, shell_path
+from elasticflow.cli.output import counts_of, paint, shell_path
 from elasticflow.cli.write.init_files import NewJob, print_only, say_what_is_next, write
 from elasticflow.errors import FINISHED, ScaffoldError, ScriptError
 from elasticflow.scaffold.candidates import outside
 from elasticflow.scaffold.job_text import text_of_script
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
-    from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.lint.script.forms import Form
     from elasticflow.python_source.script import Script
 
@@ -143,12 +141,8 @@ def _tell_findings(path: Path) -> None:
     from elasticflow.cli.write.lint import show_looked_for
     from elasticflow.lint.check import EVERYTHING, lint_file
 
-    found: Sequence[Diagnostic] = lint_file(path, str(path))
-    counts = {word: sum(each.severity == word for each in found) for word in ("error", "warning")}
-    told = ", ".join(
-        f"{number} {word}{'s' if number > 1 else ''}" for word, number in counts.items() if number
-    )
-    click.echo(
-        f"\n{paint('lint', bold=True)}  {f'{told}: `elasticflow lint {path}` shows the lines' if told else 'no warnings'}"
-    )
+    found = lint_file(path, str(path))
+    told = counts_of(found)
+    told = f"{told}: `elasticflow lint {path}` shows the lines" if told else "no warnings"
+    click.echo(f"\n{paint('lint', bold=True)}  {told}")
     show_looked_for(found, EVERYTHING)
