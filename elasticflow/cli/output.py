@@ -211,7 +211,7 @@ def print_json(facts: object) -> None:
 
 
 def write_file(target: Path, text: str) -> int:
-    """Write *text* to *target*, whole or not at all; return its size in bytes.
+    """Write *text* to *target*, whole or not at all, and to a pipe or a device as it is; return its size in bytes.
 
     Raises:
         ElasticflowError: the file cannot be written.
@@ -219,8 +219,13 @@ def write_file(target: Path, text: str) -> int:
     from elasticflow.errors import ElasticflowError
     from elasticflow.system import atomic_files
 
+    data = text.encode("utf-8", "replace")
     try:
-        return atomic_files.write(target, [text.encode("utf-8", "replace")])
+        if target.exists() and not (target.is_file() or target.is_dir()):
+            return target.write_bytes(
+                data
+            )  # a file in the place of /dev/null would be in the way of every program
+        return atomic_files.write(Path(os.path.realpath(target)), [data])
     except OSError as error:
         raise ElasticflowError(
             f"{target} cannot be written: {error.strerror}", "choose a place: -o FILE"
