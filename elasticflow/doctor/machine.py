@@ -1,8 +1,7 @@
-"""Checks processors, memory, handles, processes and the kernel's services that a run needs."""
+"""Checks processors, memory, handles, processes and the clock."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import resource
@@ -39,7 +38,6 @@ _SHARED = _GIB // 2
 _HANDLES, _HANDLES_PER_PROCESS = 256, 32
 _PROCESSES, _THREADS_PER_PROCESS = 32, 16
 _UNLIMITED = 1 << 62
-_PR_GET_PDEATHSIG = 2
 # 2026-01-01: this version is newer, so a clock before that date is wrong.
 _CLOCK_MIN = 1_767_225_600
 
@@ -56,10 +54,8 @@ def machine(needs: Needs, cgroup: Path = GROUPS, shared: Path = _SHARED_MEMORY) 
     yield _memory(needs, free, fact)
     yield from _of_newest_run(needs, free)
     yield _shared_memory(needs, shared)
-    yield _memfd()
     yield _handles(needs)
     yield _processes(needs, cgroup)
-    yield _death_signal()
     yield _clock()
 
 
@@ -165,22 +161,6 @@ def _shared_memory(needs: Needs, folder: Path) -> CheckResult:
     return CheckResult(_TOPIC, name, "warning", fact, meaning, remedy)
 
 
-def _memfd() -> CheckResult:
-    name = "staging memory"
-    try:
-        descriptor = os.memfd_create("elasticflow-doctor", os.MFD_CLOEXEC)
-    except (AttributeError, OSError) as error:
-        meaning = "snapshots are staged in nameless memory files, which this kernel refuses"
-        return CheckResult(
-            _TOPIC, name, "problem", f"memfd_create: {error}", meaning, "allow memfd_create (seccomp)"
-        )
-    try:
-        os.write(descriptor, b"\0" * 4096)
-    finally:
-        os.close(descriptor)
-    return ok(_TOPIC, name, "memory files work")
-
-
 def _handles(needs: Needs) -> CheckResult:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = _HANDLES + _HANDLES_PER_PROCESS * needs.workers * (1 + (needs.loaders or 0))
@@ -204,22 +184,6 @@ def _processes(needs: Needs, cgroup: Path) -> CheckResult:
         remedy = f"ulimit -u {2 * needed}, or raise the container's limit of processes"
         return CheckResult(_TOPIC, "processes", "problem", fact, meaning, remedy)
     return ok(_TOPIC, "processes", fact)
-
-
-def _death_signal() -> CheckResult:
-    libc = ctypes.CDLL(None, use_errno=True)
-    signal_number = ctypes.c_int()
-    if libc.prctl(_PR_GET_PDEATHSIG, ctypes.byref(signal_number), 0, 0, 0) == 0:
-        return ok(_TOPIC, "no orphans", "the kernel ends workers with their parent")
-    meaning = "a killed launcher would leave its workers training"
-    return CheckResult(
-        _TOPIC,
-        "no orphans",
-        "problem",
-        "prctl(PR_SET_PDEATHSIG) is refused",
-        meaning,
-        "allow prctl (seccomp)",
-    )
 
 
 def _clock() -> CheckResult:

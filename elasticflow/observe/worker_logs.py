@@ -175,5 +175,6 @@ def _lines(generation: int, rank: int, stream: Stream, path: Path) -> Iterator[L
 
 
 def _line(generation: int, rank: int, stream: Stream, line: bytes) -> LogLine:
-    text = printable(line.rstrip(b"\r\n").decode("utf-8", "replace"))
+    # A progress bar is drawn over itself: its last state stays on a terminal.
+    text = printable(line.rstrip(b"\r\n").rpartition(b"\r")[2].decode("utf-8", "replace"))
     return LogLine(generation, rank, stream, text, parse(line) if stream == "jsonl" else None)

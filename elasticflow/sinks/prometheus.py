@@ -45,7 +45,8 @@ class Prometheus(Sink):
     def open(self, run: RunFacts, remembered: Remembered) -> None:
         """Begin with the values that the previous file has of this run."""
         self._run = run
-        self._path = self._place(run)
+        given = self.options.get("textfile")
+        self._path = run.project_root / Path(given).expanduser() if given else run.folder / "prometheus.prom"
         self._server = None if (listen := self.options.get("listen")) is None else self._serving(listen)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         if self._path.is_file():
@@ -104,12 +105,6 @@ class Prometheus(Sink):
         server = ThreadingHTTPServer((host.strip("[]"), int(port)), Handler)
         threading.Thread(target=server.serve_forever, daemon=True, name="prometheus").start()
         return server
-
-    def _place(self, run: RunFacts) -> Path:
-        given = self.options.get("textfile")
-        return (
-            run.folder / "prometheus.prom" if given is None else run.project_root / Path(given).expanduser()
-        )
 
     def _write(self) -> None:
         # A collector reads the folder all the time and must never see a partial file.

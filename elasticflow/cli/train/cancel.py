@@ -52,14 +52,16 @@ def command(run: str | None, now: bool) -> None:
         raise _not_running(before)
     # On another machine that shares the folder, the same id is another process.
     holder = holder_of(folder.lock)
-    is_sent = _terminate(holder)
     where = "" if holder is not None and holder.is_on_this_machine else " on another machine"
     click.echo(f"stopping run {folder.run_id} (process {supervisor}{where})", err=True)
-    _leave_word(folder, NOW if now else LEAVE, is_needed=not is_sent)
-    if now and is_sent:
-        time.sleep(_BETWEEN_SIGNALS_S)
-        if is_locked(folder):
-            _terminate(holder)
+    # A run that was asked before is only waited for: a second signal would end it without a snapshot.
+    if now or not folder.cancel.is_file():
+        is_sent = _terminate(holder)
+        _leave_word(folder, NOW if now else LEAVE, is_needed=not is_sent)
+        if now and is_sent:
+            time.sleep(_BETWEEN_SIGNALS_S)
+            if is_locked(folder):
+                _terminate(holder)
     # The supervisor releases the lock after its last event is written.
     while is_locked(folder):
         time.sleep(_POLL_S)

@@ -22,6 +22,24 @@ if TYPE_CHECKING:
 _DEEP_LIMIT_S = 120
 
 
+@dataclass(frozen=True, kw_only=True)
+class InitOptions:
+    """The command line; see `elasticflow init --help`."""
+
+    model_file: Path | None = None
+    output: Path | None = None
+    name: str | None = None
+    model: str | None = None
+    dataset: str | None = None
+    loss: str | None = None
+    epochs: int | None = None
+    batch_size: int | None = None
+    workers: int | str = 1
+    overrides: tuple[str, ...] = ()
+    args: str | None = None
+    may_ask: bool = False
+
+
 @dataclass(frozen=True)
 class NewJob:
     """A job to write, with its code.

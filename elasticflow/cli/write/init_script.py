@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
@@ -18,6 +17,7 @@ from elasticflow.scaffold.job_text import text_of_script
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from elasticflow.cli.write.init_files import InitOptions
     from elasticflow.lint.script.forms import Form
     from elasticflow.python_source.script import Script
 
@@ -28,18 +28,6 @@ _ONE = {
     "spawned": "the script can start its own processes",
     "none": "this file shows no training loop: say here in how many processes it trains",
 }
-
-
-@dataclass(frozen=True)
-class ScriptOptions:
-    """The options of the command line that concern a script."""
-
-    output: Path | None
-    name: str | None
-    args: str | None
-    workers: int | str
-    is_workers_given: bool
-    may_ask: bool
 
 
 def is_script(path: Path) -> bool:
@@ -60,7 +48,13 @@ def is_script(path: Path) -> bool:
 
 
 def finish(
-    path: Path, options: ScriptOptions, *, only_print: bool, gitignore: bool | None, pre_commit: bool
+    path: Path,
+    options: InitOptions,
+    *,
+    has_workers: bool,
+    only_print: bool,
+    gitignore: bool | None,
+    pre_commit: bool,
 ) -> int:
     """Write the job file of a script, print its rung and the changes for the next rung; return the exit code.
 
@@ -77,7 +71,8 @@ def finish(
     script = read(path, str(path))
     form = form_of(script)
     root = project_root_of((options.output or path.parent.absolute() / "job.toml").resolve())
-    job = _job(path, root, script, form, options)
+    why = None if has_workers else _ONE.get(form.kind)
+    job = _job(path, root, script, form, options, why)
     if only_print:
         return print_only(job)
     write(job, may_ask=options.may_ask, gitignore=gitignore, pre_commit=pre_commit)
@@ -98,7 +93,7 @@ def finish(
     return FINISHED
 
 
-def _job(path: Path, root: Path, script: Script, form: Form, options: ScriptOptions) -> NewJob:
+def _job(path: Path, root: Path, script: Script, form: Form, options: InitOptions, why: str | None) -> NewJob:
     from elasticflow.lint.script.options import required_arguments
 
     try:
@@ -111,7 +106,6 @@ def _job(path: Path, root: Path, script: Script, form: Form, options: ScriptOpti
         raise ScaffoldError(
             f"--args {options.args}: {error}", "quote it as for a shell: --args '--lr 0.1'"
         ) from error
-    why = None if options.is_workers_given else _ONE.get(form.kind)
     required = [] if words else required_arguments(script)
     name = options.name or _name(path)
     text = text_of_script(

@@ -175,21 +175,13 @@ def _sentence(name: MomentName, record: Record, cause: str | None, left: int | N
         case "interrupted":
             return _interrupted(record)
         case "first_restart":
-            return _restarted(record, cause)
+            back = span(float_of(record, "seconds_since_failure") or 0)
+            return f"continues after its first failure ({cause}): step {record.get('step')} was done {back} later"
         case "budget_low":
-            return _low(cause, left, budget)
-
-
-def _restarted(record: Record, cause: str | None) -> str:
-    back = span(float_of(record, "seconds_since_failure") or 0)
-    return f"continues after its first failure ({cause}): step {record.get('step')} was done {back} later"
-
-
-def _low(cause: str | None, left: int | None, budget: int) -> str:
-    last = "" if cause is None else f". The last failure: {cause}"
-    if not left:
-        return f"has no restart left of {budget}: the next failure ends it{last}"
-    return f"has {plural(left, 'restart')} left of {budget}{last}"
+            last = "" if cause is None else f". The last failure: {cause}"
+            if not left:
+                return f"has no restart left of {budget}: the next failure ends it{last}"
+            return f"has {plural(left, 'restart')} left of {budget}{last}"
 
 
 def _failed(record: Record, cause: str | None) -> str:
