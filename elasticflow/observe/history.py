@@ -388,7 +388,6 @@ class RunHistory:
     steps: int | None = None
     samples: int | None = None
     parameters: int | None = None
-    workers: int | None = None
     script: str | None = None
     snapshot: SnapshotEvent | None = None
     failed: int = 0
@@ -545,13 +544,12 @@ class RunHistory:
 
     def _generation_started(self, event: Record, at: float | None) -> None:
         self._end_group()
-        self.workers = int_of(event, "world_size") or None
         # The workers of this node were the standbys.
         self.standbys = {node: s for node, s in self.standbys.items() if not s.pids}
         members = event.get("members")
         present = [node for node in self.nodes.values() if not node.gone]
         group = self.group = self._named(event)
-        group.reason, group.world_size = text_of(event, "reason"), self.workers
+        group.reason, group.world_size = text_of(event, "reason"), int_of(event, "world_size") or None
         if isinstance(members, list | tuple):
             present = [self.nodes.get(name, Node(name)) for name in map(str, members)]
         group.members = tuple(present)

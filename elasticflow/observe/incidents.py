@@ -18,23 +18,8 @@ if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder
     from elasticflow.system.records import Record
 
-_SHOWN = (
-    *(
-        "generation",
-        "at",
-        "kind",
-        "error",
-        "step",
-        "rank",
-        "node",
-        "pid",
-        "phase",
-        "traceback",
-        "others",
-        "log",
-    ),
-    *("charged", "left", "back_s", "redone", "verdict", "stderr", "likely", "script_again_s", "dumps"),
-)
+# `error` and `log` have these facts.
+_NOT_SHOWN = {"reason", "stacks"}
 _LABELS = {
     "overlap": "overlap", "began_anew": "restart", "data": "data", "slow_ranks": "slow", "lingered": "end", "warnings": "warning",
 }  # fmt: skip
@@ -66,8 +51,8 @@ def log_of(stop: Stop, folder: RunFolder) -> str | None:
 def to_json(stop: Stop, folder: RunFolder) -> dict[str, Any]:
     """Return the stop as `--format json` prints it; times are RFC 3339 in UTC."""
     at = None if stop.at is None else rfc3339(stop.at)
-    given = {"at": at, "log": log_of(stop, folder)}
-    return {name: given[name] if name in given else getattr(stop, name) for name in _SHOWN}
+    facts = {**vars(stop), "at": at, "charged": stop.charged, "log": log_of(stop, folder)}
+    return {name: facts[name] for name in facts if name not in _NOT_SHOWN}
 
 
 def notes_of(history: RunHistory) -> dict[str, str | list[str] | None]:

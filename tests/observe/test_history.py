@@ -44,7 +44,7 @@ def test_a_killed_worker_is_a_stop_with_what_followed() -> None:
         *(round(snapshot.at_s, 3), snapshot.num_bytes),
     )
     assert history.snapshot is history.snapshots[-1]
-    assert (3, 1437, 23466, 2, 60) == (len(history.snapshots), history.samples, history.parameters, history.workers, history.step)  # fmt: skip
+    assert (3, 1437, 23466, 2, 60) == (len(history.snapshots), history.samples, history.parameters, second.world_size, history.step)  # fmt: skip
 
 
 def test_a_run_that_fails_ends_with_the_stop_that_nothing_came_back_from() -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from elasticflow import events
 from elasticflow.cli.output import paint, warn
 from elasticflow.cli.parameters import RUN, format_option
 from elasticflow.jobfile.project import current_project_root
@@ -29,21 +30,7 @@ _COLOURS = {"debug": "bright_black", "warning": "yellow", "error": "red", "criti
 # Seconds between two requests to the hosts of a run that is followed.
 _ASK_S = 1.0
 # Fields that are not repeated after the event: every line has them, or they are shown before the event.
-_LEFT_OUT = frozenset(
-    {
-        "timestamp",
-        "level",
-        "event",
-        "logger",
-        "origin",
-        "job",
-        "run_id",
-        "generation",
-        "node",
-        "rank",
-        "world_size",
-    }
-)
+_LEFT_OUT = {*events.COMMON_FIELDS, *events.WORKER_FIELDS, "logger", "origin"} - {"step"}
 
 
 @click.command("logs")

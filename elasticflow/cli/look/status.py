@@ -107,7 +107,8 @@ def _print(status: RunStatus, history: RunHistory) -> None:
 
 
 def _rows(status: RunStatus, history: RunHistory) -> list[tuple[str, str]]:
-    rows = _what(status)
+    rows = [] if status.script is None else [("script", status.script)]
+    rows += [] if status.has_no_steps else [("step", status.progress)]
     if status.doing is not None:
         rows.append(("now", f"{status.doing.label}: {status.doing.lasting(time.time())}"))
     stopped = (status.verdict or {}).get("stopped")
@@ -155,12 +156,6 @@ def _in_memory(status: RunStatus, history: RunHistory) -> list[tuple[str, str]]:
     if status.status == "running" and history.not_held is not None:
         return [("in memory", f"nothing: {history.not_held}")]
     return []
-
-
-def _what(status: RunStatus) -> list[tuple[str, str]]:
-    """Return the rows of the script, if the run has one, and of the step, unless the script reports none."""
-    rows = [] if status.script is None else [("script", status.script)]
-    return rows if status.has_no_steps else [*rows, ("step", status.progress)]
 
 
 def _speed(status: RunStatus) -> list[tuple[str, str]]:
