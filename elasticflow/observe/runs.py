@@ -48,10 +48,12 @@ def find_run(project_root: Path, text: str | None, *, by_hand: bool = False) -> 
         return _find_run_of_file(Path(text))
     runs = list_runs(project_root, by_hand=by_hand)
     folder = project_root / RUNS
-    if text is None:
-        if not runs:
-            raise RunNotFoundError(f"there are no runs in {folder}", "start one: elasticflow run JOB.toml")
+    if text is None and runs:
         return runs[0]
+    if text is None:
+        if not by_hand and (others := list_runs(project_root, by_hand=True)):
+            raise _no_supervisor(others[0].job)
+        raise RunNotFoundError(f"there are no runs in {folder}", "start one: elasticflow run JOB.toml")
     if "/" in text or Path(text).is_dir():
         found = _run_at(Path(text).absolute(), by_hand=True)
         if found is not None and (by_hand or not isinstance(found, RunByHand)):
