@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 from elasticflow.events import FIELDS
+from elasticflow.observe.terminal.event_lines import stack_of
 from elasticflow.sinks.sink import Sink, SinkError
 
 if TYPE_CHECKING:
@@ -209,7 +210,7 @@ def to_otel(record: Mapping[str, Any]) -> OtelRecord:
     if isinstance(exception := record.get("exception"), dict):
         attributes["exception.type"] = exception.get("type", "")
         attributes.setdefault("exception.message", exception.get("message", ""))
-        attributes.setdefault("exception.stacktrace", _stack(exception))
+        attributes.setdefault("exception.stacktrace", "\n".join(stack_of(exception)))
     return OtelRecord(
         _nanoseconds(str(record["timestamp"])),
         SEVERITY_NUMBERS.get(level, SEVERITY_NUMBERS["info"]),
@@ -217,12 +218,6 @@ def to_otel(record: Mapping[str, Any]) -> OtelRecord:
         str(record["event"]),
         attributes,
     )
-
-
-def _stack(exception: Mapping[str, Any]) -> str:
-    frames = exception.get("frames") or ()
-    lines = (f'  File "{f["path"]}", line {f["line"]}, in {f["function"]}' for f in frames)
-    return "\n".join((*lines, f"{exception.get('type')}: {exception.get('message')}"))
 
 
 def _flat(value: Any) -> Any:

@@ -59,6 +59,7 @@ def test_an_exception_has_its_stack() -> None:
     assert record.attributes["exception.type"] == "OSError"
     assert record.attributes["exception.stacktrace"].splitlines() == [
         '  File "a.py", line 3, in step',
+        "    x",
         "OSError: no space",
     ]
 

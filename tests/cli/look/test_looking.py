@@ -330,6 +330,17 @@ def test_logs_leave_steps_to_metrics(ran: Callable[..., Ran], project: Path) -> 
     assert ran("logs", "-f", "--rank", "1", "--tail", "2")[1].splitlines() == tail
 
 
+def test_logs_show_an_exception_as_a_traceback(ran: Callable[..., Ran], project: Path) -> None:
+    """Of `logging.exception` in the job's own code."""
+    frame = {"path": "train.py", "line": 8, "function": "step", "code": "table[key]", "is_own": True}
+    exception = {"type": "KeyError", "message": "'key'", "frames": [frame]}
+    log = project / "runs" / "mnist" / RUN_ID / "logs" / "g0002" / "rank0.jsonl"
+    log.write_text(json.dumps(event(3, "not there", 2, rank=0, exception=exception)) + "\n")
+    out = ran("logs", "--rank", "0")[1]
+    assert "rank0  not there\n" in out
+    assert "      File \"train.py\", line 8, in step\n        table[key]\n    KeyError: 'key'\n" in out
+
+
 def test_logs_as_json(ran: Callable[..., Ran]) -> None:
     """Records as they were written; printed lines say where they come from."""
     code, out, _ = ran(
