@@ -46,14 +46,12 @@ class RunId(Completed):
         return value
 
 
-class Amount(click.ParamType):
+class Amount(click.types.StringParamType):
     """A text with a unit, such as "2 h", that is passed on as it was typed.
 
     Args:
         parse: Raises ValueError for a text of another form.
     """
-
-    name = "text"
 
     def __init__(self, parse: Callable[[str], object]) -> None:
         self._parse = parse

@@ -94,7 +94,7 @@ def _facts(run: RunFolder) -> dict[str, Known]:
         "samples": history.samples,
         "parameters": history.parameters,
         "snapshot_bytes": sizes[-1] if sizes else None,
-        "workers": history.group and history.group.world_size,
+        "workers": None if history.group is None else history.group.world_size,
         "standby_bytes": None if standbys is None else standbys.memory_of_one,
         "standby_s": None if standbys is None else standbys.seconds,
         **history.compilation.facts(),

@@ -76,7 +76,7 @@ class RunBoard:
         if self._is_over:
             return None
         history = self._history
-        doing = None if history.phase is None else Doing(*_DOING[history.phase[0]], history.phase[1])
+        doing = doing_in_phase(history)
         # Activities of nodes that are about to join delay no other node.
         taking_part = {
             node: activity
@@ -237,6 +237,13 @@ _DOING: dict[str, tuple[str, str]] = {
     events.TRAINING_FINISHED: ("ending", "the last snapshot is written"),
     events.GENERATION_ENDED: ("restarting", "the next group is formed"),
 }
+
+
+def doing_in_phase(history: RunHistory) -> Doing | None:
+    """Return the activity of a run as its events tell; None while it trains."""
+    return None if history.phase is None else Doing(*_DOING[history.phase[0]], history.phase[1])
+
+
 _ENDS = frozenset({events.WORKER_FAILED, events.NODE_LOST, events.GENERATION_ENDED})
 
 

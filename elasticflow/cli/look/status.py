@@ -14,6 +14,7 @@ from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.by_hand import RunByHand
 from elasticflow.observe.history import RunHistory
 from elasticflow.observe.incidents import note_rows, notes_of
+from elasticflow.observe.run_board import doing_in_phase
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.standbys import in_words
 from elasticflow.observe.status import read_status
@@ -109,8 +110,10 @@ def _print(status: RunStatus, history: RunHistory) -> None:
 def _rows(status: RunStatus, history: RunHistory) -> list[tuple[str, str]]:
     rows = [] if status.script is None else [("script", status.script)]
     rows += [] if status.has_no_steps else [("step", status.progress)]
-    if status.doing is not None:
-        rows.append(("now", f"{status.doing.label}: {status.doing.lasting(time.time())}"))
+    if (doing := status.doing) is None and status.status == "running":
+        doing = doing_in_phase(history)  # as before the first worker is there
+    if doing is not None:
+        rows.append(("now", f"{doing.label}: {doing.lasting(time.time())}"))
     stopped = (status.verdict or {}).get("stopped")
     if stopped is not None:
         rows.append(("stopped by", stopped))

@@ -172,6 +172,17 @@ def test_status_of_a_run_on_accelerators(ran: Callable[..., Ran], project: Path)
     assert " cuda:0" not in ran("status")[1], "nobody leads it"
 
 
+def test_status_of_a_run_that_has_just_begun(ran: Callable[..., Ran], project: Path) -> None:
+    """Its events tell what it is at, as long as no node does."""
+    run = project / "runs" / "mnist" / RUN_ID
+    change(project, status="running", activities={})
+    (run / "events.jsonl").write_text(json.dumps(event(0, "run.started", 0, launch=1)) + "\n")
+    with (run / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert "  now         starting: importing torch, " in ran("status")[1]
+    assert "importing" not in ran("status")[1]
+
+
 def test_status_of_a_run_that_is_at_something_long(ran: Callable[..., Ran], project: Path) -> None:
     """An evaluation that lasts, and what failures may still cost, as the supervisor wrote them down."""
     activities = {
