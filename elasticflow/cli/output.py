@@ -232,6 +232,17 @@ def write_file(target: Path, text: str) -> int:
         ) from error
 
 
+def agreed(question: str) -> bool:
+    """Return the user's answer.
+
+    Raises:
+        UsageError: there is nobody to ask.
+    """
+    if not sys.stdin.isatty():
+        raise click.UsageError("there is no terminal to ask on: give --yes, or --dry-run to look only")
+    return click.confirm(question, err=True)
+
+
 def warn(sentence: str) -> None:
     """Print a warning on standard error."""
     from elasticflow.system.records import printable

@@ -157,6 +157,10 @@ format_option = click.option(
     "--format", "form", type=click.Choice(["text", "json"]), default="text", help="Default: text."
 )
 
+dry_run_option = click.option(
+    "--dry-run", is_flag=True, help="Only show what would be removed, and its size."
+)
+yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 strict_option = click.option("--strict", is_flag=True, help="Warnings are errors.")
 
 

@@ -13,6 +13,7 @@ from elasticflow.observe.compilation import Compilation
 from elasticflow.observe.records import read, tail
 from elasticflow.observe.run_state import RunState
 from elasticflow.observe.standbys import NodeStandbys
+from elasticflow.observe.terminal.activities import OF_PHASES
 from elasticflow.observe.terminal.event_lines import said_on_stderr
 from elasticflow.observe.terminal.formats import parts_of
 from elasticflow.system import records
@@ -34,20 +35,6 @@ STATUS_OF_END: dict[str, Status] = {
 _COMMON = frozenset(events.COMMON_FIELDS)
 # Classes of ends after which, as a rule, no other group is formed.
 _LAST_ENDS = frozenset({"finished", "drained"})
-
-
-PHASES = frozenset(
-    {
-        events.RUN_STARTED,
-        events.NODE_JOINED,
-        events.GENERATION_STARTED,
-        events.SCRIPT_STARTED,
-        events.TRAINING_STARTED,
-        events.DRAIN_REQUESTED,
-        events.TRAINING_FINISHED,
-    }
-)
-"""Events that begin a phase of a run; after `generation.ended` the next group is formed."""
 
 
 @dataclass
@@ -340,7 +327,7 @@ class RunHistory:
     Attributes:
         stops: Ends of generations, and of launches that could not continue.
         node_events: Records about nodes, and failures on them, each with its seconds of the run.
-        phase: The event that began the present phase (`PHASES`), and its Unix time; None: the run trains.
+        phase: The event that began the present phase (`OF_PHASES`), and its Unix time; None: the run trains.
         is_training: True if the newest group has finished a step.
         has_trained: True if training began at least once.
         is_recovering: True if no step was finished since the last failure.
@@ -483,7 +470,7 @@ class RunHistory:
             self.generation = number
             if number > 0:
                 self.generations.setdefault(number, Generation(number))
-        if name in PHASES and not (self.is_training and name == events.NODE_JOINED):
+        if name in OF_PHASES and not (self.is_training and name == events.NODE_JOINED):
             self.phase = name, at or 0.0
         if (take := self._TAKE.get(name)) is not None:
             take(self, event, at)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import secrets
 import shutil
-import sys
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.output import paint, table, terminal_width
-from elasticflow.cli.parameters import DURATION, JOB_NAME, RUN
+from elasticflow.cli.output import agreed, paint, table, terminal_width
+from elasticflow.cli.parameters import DURATION, JOB_NAME, RUN, dry_run_option, yes_option
 from elasticflow.errors import ANSWER_IS_NO, FINISHED, ElasticflowError
 from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.runs import find_run, list_runs
@@ -27,10 +26,6 @@ if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder
 
 _STATUSES = ("finished", "interrupted", "failed")
-_dry_run_option = click.option(
-    "--dry-run", is_flag=True, help="Only show what would be removed, and its size."
-)
-_yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 _pinned_option = click.option("--pinned", is_flag=True, help="Also runs with pinned snapshots.")
 
 
@@ -46,9 +41,9 @@ class Going:
 
 @click.command("rm")
 @click.argument("runs", type=RUN, metavar="RUN...", nargs=-1, required=True)
-@_dry_run_option
+@dry_run_option
 @_pinned_option
-@_yes_option
+@yes_option
 def rm(runs: tuple[str, ...], *, dry_run: bool, pinned: bool, yes: bool) -> int:
     """Remove runs: their folders with snapshots, logs and metrics.
 
@@ -78,9 +73,9 @@ def rm(runs: tuple[str, ...], *, dry_run: bool, pinned: bool, yes: bool) -> int:
     help='Only runs without a sign of life for this long: "30 d", "12 h".',
 )
 @click.option("--status", type=click.Choice(_STATUSES), multiple=True, help="Only runs with this status.")
-@_dry_run_option
+@dry_run_option
 @_pinned_option
-@_yes_option
+@yes_option
 def prune(
     job: str | None,
     keep: int | None,
@@ -134,11 +129,8 @@ def _remove(going: Sequence[Going], *, dry_run: bool, pinned: bool, yes: bool) -
     if dry_run:
         return FINISHED
     total = size(sum(run.bytes for run in going))
-    if not yes:
-        if not sys.stdin.isatty():
-            raise click.UsageError("there is no terminal to ask on: give --yes, or --dry-run to look only")
-        if not click.confirm(f"Remove {plural(len(going), 'run')} ({total})?", err=True):
-            return ANSWER_IS_NO
+    if not yes and not agreed(f"Remove {plural(len(going), 'run')} ({total})?"):
+        return ANSWER_IS_NO
     for run in going:
         _remove_folder(run.folder)
     click.echo(f"removed {plural(len(going), 'run')}, {total} freed")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from elasticflow.cli.output import ProgressMeter, paint, print_json
-from elasticflow.cli.parameters import DURATION, INTERVAL
+from elasticflow.cli.output import ProgressMeter, agreed, paint, print_json
+from elasticflow.cli.parameters import DURATION, INTERVAL, dry_run_option, yes_option
 from elasticflow.cli.snapshots.selection import (
     find,
     form_options,
@@ -51,8 +50,8 @@ if TYPE_CHECKING:
     metavar="TIME",
     help='Those this much older than the newest stay: "2 h".',
 )
-@click.option("--dry-run", is_flag=True, help="Only show what would be removed, and its size.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@dry_run_option
+@yes_option
 @option_option
 @form_options
 def command(
@@ -131,16 +130,10 @@ def _watch(snapshot: Manifest) -> ProgressMeter:
 
 
 def _agreed(pruning: prune.Pruning) -> bool:
-    if not sys.stdin.isatty():
-        raise click.UsageError("there is no terminal to ask on: give --yes, or --dry-run to look only")
-    return click.confirm(f"Remove {_counted(pruning)} ({size(pruning.size)})?", err=True)
-
-
-def _counted(pruning: prune.Pruning) -> str:
     texts = [plural(len(pruning.going), "snapshot")] if pruning.going else []
     if pruning.leftovers:
         texts.append(plural(len(pruning.leftovers), "unfinished folder"))
-    return " and ".join(texts) or "nothing"
+    return agreed(f"Remove {' and '.join(texts)} ({size(pruning.size)})?")
 
 
 def _print(source: SnapshotSource, pruning: prune.Pruning) -> None:
