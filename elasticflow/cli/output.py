@@ -236,7 +236,7 @@ def agreed(question: str) -> bool:
     """Return the user's answer.
 
     Raises:
-        UsageError: there is nobody to ask.
+        UsageError: standard input is no terminal.
     """
     if not sys.stdin.isatty():
         raise click.UsageError("there is no terminal to ask on: give --yes, or --dry-run to look only")
