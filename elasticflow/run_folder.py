@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -134,6 +136,12 @@ class RunFolder:
             return []
         return sorted(int(p.name) for p in self.launches.iterdir() if re.fullmatch(r"\d{4,}", p.name))
 
+    @property
+    def newest_launch(self) -> Path | None:
+        """Folder of the newest launch; None if there was none."""
+        numbers = self.launch_numbers()
+        return self.launch(numbers[-1]) if numbers else None
+
     def generation_logs(self, generation: int) -> Path:
         """Folder of the rank logs of one generation."""
         return self.path / "logs" / f"g{generation:04d}"
@@ -163,6 +171,15 @@ def snapshot_place(uri: str | None, folder: RunFolder, project_root: Path) -> tu
     if uri is None:
         return str(folder.path), ""
     return from_root(uri, project_root), f"{folder.run_id}/"
+
+
+def recorded_place(folder: RunFolder) -> tuple[str, str]:
+    """Return the place of the run's snapshots (`snapshot_place`) by the job of its newest launch, if that can be read."""
+    uri = None
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        record = json.loads(((folder.newest_launch or folder.path) / "job.json").read_text("utf-8"))
+        uri = record["job"]["snapshots"]["uri"]
+    return snapshot_place(uri if isinstance(uri, str) else None, folder, folder.path.parents[2])
 
 
 def step_of(name: str | None) -> int:

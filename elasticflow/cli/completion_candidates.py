@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.jobfile.project import current_project_root
-from elasticflow.run_folder import RUN_ID, RUNS, SNAPSHOT_NAME, RunFolder, snapshot_place
+from elasticflow.run_folder import RUN_ID, RUNS, SNAPSHOT_NAME, RunFolder, recorded_place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -122,7 +122,8 @@ def _snapshots(run: str | None) -> Iterator[Candidate]:
         named = [Path(run).absolute()]
     if not named:
         return
-    snapshots_folder = _snapshots_folder(named[-1])
+    uri, prefix = recorded_place(RunFolder(named[-1]))
+    snapshots_folder = Path(uri.removeprefix("file://")) / prefix / "snapshots"
     names = sorted(filter(SNAPSHOT_NAME.fullmatch, _names(snapshots_folder)), reverse=True)
     for name in names[:_MOST_RUNS]:
         if (snapshots_folder / name / "MANIFEST.json").exists():
@@ -188,18 +189,6 @@ def _names(folder: Path) -> list[str]:
         return [entry.name for entry in os.scandir(folder) if entry.is_dir()]
     except OSError:
         return []
-
-
-def _snapshots_folder(run: Path) -> Path:
-    """Return the folder of a run's snapshots: the folder that the newest launch recorded, else that in the run folder."""
-    launches = sorted(_names(run / "launches"))
-    try:
-        recorded = json.loads((run / "launches" / launches[-1] / "job.json").read_text("utf-8"))
-        uri = recorded["job"]["snapshots"]["uri"]
-    except (OSError, ValueError, LookupError, TypeError):
-        uri = None
-    uri, prefix = snapshot_place(uri, RunFolder(run), current_project_root())
-    return Path(uri.removeprefix("file://")) / prefix / "snapshots"
 
 
 def _schema() -> Node:

@@ -212,6 +212,8 @@ def run() -> NoReturn:
         # needed. With --deep the job's own code would inherit the setting.
         if not any(word.startswith("--deep") for word in sys.argv):
             os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # signs that the locale lacks, and names that are no text
     code = call()
     try:
         sys.stdout.flush()

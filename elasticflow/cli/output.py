@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import signal
 import sys
 import time
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.jobfile.load import LoadedJob
     from elasticflow.observe.status import RunStatus
     from elasticflow.run_folder import RunFolder
@@ -36,6 +38,11 @@ _REDRAW_S = 0.1
 def shortest_path(path: Path) -> str:
     """Return the shortest form of *path* that can be typed here."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def shell_path(path: Path) -> str:
+    """Return the shortest form of *path* as a word of a command that is printed to be copied."""
+    return shlex.quote(shortest_path(path.absolute()))
 
 
 def paint(text: str, colour: str | None = None, *, bold: bool = False, dim: bool = False) -> str:
@@ -204,7 +211,7 @@ def print_json(facts: object) -> None:
 
 
 def write_file(target: Path, text: str) -> int:
-    """Write *text* to *target*, whole or not at all; return its size in bytes.
+    """Write *text* to *target*, whole or not at all, and to a pipe or a device as it is; return its size in bytes.
 
     Raises:
         ElasticflowError: the file cannot be written.
@@ -212,12 +219,28 @@ def write_file(target: Path, text: str) -> int:
     from elasticflow.errors import ElasticflowError
     from elasticflow.system import atomic_files
 
+    data = text.encode("utf-8", "replace")
     try:
-        return atomic_files.write(target, [text.encode("utf-8", "replace")])
+        if target.exists() and not (target.is_file() or target.is_dir()):
+            return target.write_bytes(
+                data
+            )  # a file in the place of /dev/null would be in the way of every program
+        return atomic_files.write(Path(os.path.realpath(target)), [data])
     except OSError as error:
         raise ElasticflowError(
             f"{target} cannot be written: {error.strerror}", "choose a place: -o FILE"
         ) from error
+
+
+def agreed(question: str) -> bool:
+    """Return the user's answer.
+
+    Raises:
+        UsageError: standard input is no terminal.
+    """
+    if not sys.stdin.isatty():
+        raise click.UsageError("there is no terminal to ask on: give --yes, or --dry-run to look only")
+    return click.confirm(question, err=True)
 
 
 def warn(sentence: str) -> None:
@@ -233,6 +256,14 @@ def show_damage(folder: RunFolder) -> None:
 
     for damage in damages_of(folder):
         click.echo(f"warning: {shortest_path(Path(damage.place))} {damage.why}; shown without it", err=True)
+
+
+def counts_of(findings: Sequence[Diagnostic], severities: Sequence[str] = ("error", "warning")) -> str:
+    """Return `2 errors, 1 warning`; empty if there is no finding of these severities."""
+    from elasticflow.observe.terminal.formats import plural
+
+    counts = {severity: sum(each.severity == severity for each in findings) for severity in severities}
+    return ", ".join(plural(count, severity) for severity, count in counts.items() if count)
 
 
 def show_warnings(loaded: LoadedJob, *, but: Container[str] = ()) -> None:

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from elasticflow import run_folder
+from elasticflow.system.units import parse_duration, parse_interval
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -31,6 +34,35 @@ class Completed(click.types.StringParamType):
     ) -> list[CompletionItem]:
         """Return the candidates that begin with *incomplete* and were not given before."""
         return _items(self._candidates, ctx, param, incomplete)
+
+
+class RunId(Completed):
+    """The id of a run, which need not exist."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the id; refuse an id that cannot be a folder's name."""
+        if not run_folder.RUN_ID.fullmatch(value):
+            self.fail("letters, digits, '.', '_' and '-' only, at most 100", param, ctx)
+        return value
+
+
+class Amount(click.types.StringParamType):
+    """A text with a unit, such as "2 h", that is passed on as it was typed.
+
+    Args:
+        parse: Raises ValueError for a text of another form.
+    """
+
+    def __init__(self, parse: Callable[[str], object]) -> None:
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the text."""
+        try:
+            self._parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        return value
 
 
 class CompletedPath(click.Path):
@@ -94,7 +126,7 @@ FOLDER = CompletedPath("folders")
 FOLDER_ONLY = CompletedPath("folders", file_okay=False)
 RUN = Completed("runs")
 RUN_OR_JOB = Completed("runs_and_job_files")
-RUN_ID = Completed("run_ids")
+RUN_ID = RunId("run_ids")
 JOB_NAME = Completed("job_names")
 # For commands that take a run, or a run and snapshots, as one list of words.
 RUN_WORD = Completed("one_run")
@@ -103,6 +135,8 @@ OVERRIDE = Completed("assignments")
 CASE = Completed("cases")
 TOPIC = Completed("topics_and_codes")
 EXAMPLE = Completed("examples")
+DURATION = Amount(parse_duration)
+INTERVAL = Amount(parse_interval)
 
 
 def set_option(explanation: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -122,6 +156,28 @@ case_option = click.option(
 format_option = click.option(
     "--format", "form", type=click.Choice(["text", "json"]), default="text", help="Default: text."
 )
+
+dry_run_option = click.option(
+    "--dry-run", is_flag=True, help="Only show what would be removed, and its size."
+)
+yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+strict_option = click.option("--strict", is_flag=True, help="Warnings are errors.")
+
+
+def findings_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command `--format`, the form in which it prints its findings."""
+    from elasticflow.jobfile.diagnostics.render_text import FORMATS
+
+    return click.option(
+        "--format",
+        "output_format",
+        type=click.Choice(FORMATS),
+        default="full",
+        envvar="ELASTICFLOW_OUTPUT_FORMAT",
+        show_default=True,
+        show_envvar=True,
+        help="How findings are printed.",
+    )(command)
 
 
 def job_of(job_file: Path, overrides: Sequence[str], case: str | None = None) -> LoadedJob:

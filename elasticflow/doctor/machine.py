@@ -1,8 +1,7 @@
-"""Checks processors, memory, handles, processes and the kernel's services that a run needs."""
+"""Checks processors, memory, handles, processes and the clock."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import resource
@@ -16,8 +15,7 @@ import psutil
 from elasticflow.doctor.check import CheckResult, Needs, ok
 from elasticflow.observe.history import RunHistory
 from elasticflow.observe.runs import list_runs
-from elasticflow.observe.standbys import cost_in_words
-from elasticflow.observe.terminal.formats import plural, size
+from elasticflow.observe.terminal.formats import plural, size, span
 from elasticflow.protocol.child_processes import MAY_STAND_BY, MEMORY_FACTOR
 from elasticflow.protocol.snapshot_settings import AUTO, HELD_MOST_OF_FREE
 from elasticflow.system.free_memory import GROUPS, tightest_group
@@ -25,6 +23,11 @@ from elasticflow.system.kernel_files import number_in, text_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from elasticflow.jobfile.tables.job import NodesTable
+    from elasticflow.observe.history import SnapshotEvent
+    from elasticflow.observe.standbys import NodeStandbys
+    from elasticflow.protocol.snapshot_settings import SnapshotSettings
 
 _TOPIC = "machine"
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # looked at, not used
@@ -35,7 +38,6 @@ _SHARED = _GIB // 2
 _HANDLES, _HANDLES_PER_PROCESS = 256, 32
 _PROCESSES, _THREADS_PER_PROCESS = 32, 16
 _UNLIMITED = 1 << 62
-_PR_GET_PDEATHSIG = 2
 # 2026-01-01: this version is newer, so a clock before that date is wrong.
 _CLOCK_MIN = 1_767_225_600
 
@@ -50,30 +52,26 @@ def machine(needs: Needs, cgroup: Path = GROUPS, shared: Path = _SHARED_MEMORY) 
     yield _cores(needs, cgroup)
     free, fact = _free_memory(cgroup)
     yield _memory(needs, free, fact)
-    yield from _standbys(needs, free)
-    yield from _held_states(needs, free)
+    yield from _of_newest_run(needs, free)
     yield _shared_memory(needs, shared)
-    yield _memfd()
     yield _handles(needs)
     yield _processes(needs, cgroup)
-    yield _death_signal()
     yield _clock()
 
 
 def _cores(needs: Needs, cgroup: Path) -> CheckResult:
     cores = len(os.sched_getaffinity(0))
     quota, _, period = text_in(cgroup / "cpu.max").partition(" ")
-    limit = int(quota) / int(period) if quota.isdecimal() and period.strip().isdecimal() else None
-    if limit is not None and limit < cores:
-        meaning = f'nproc_per_node = "auto" starts {plural(needs.workers, "worker")} that share {limit:g} cores: steps stutter'
-        remedy = f"set nodes.nproc_per_node = {max(1, int(limit))}, or raise the container's CPU limit"
-        return CheckResult(
-            _TOPIC, "cores", "warning", f"{cores}, but the container may use {limit:g}", meaning, remedy
-        )
-    if needs.job is not None and needs.workers > cores:
-        meaning = f"{plural(needs.workers, 'worker')} take turns on {plural(cores, 'core')}"
-        return CheckResult(_TOPIC, "cores", "warning", str(cores), meaning, "lower nodes.nproc_per_node")
-    return ok(_TOPIC, "cores", str(cores))
+    limit = int(quota) / int(period) if quota.isdecimal() and period.strip().isdecimal() else cores
+    fact, usable = str(cores), min(limit, cores)
+    remedy = f"set nodes.nproc_per_node = {max(1, int(usable))}"
+    if limit < cores:
+        fact += f", but the container may use {limit:g}"
+        remedy += ", or raise the container's CPU limit"
+    if needs.workers <= usable:
+        return ok(_TOPIC, "cores", fact)
+    meaning = f"{plural(needs.workers, 'worker')} share {usable:g} cores: steps stutter"
+    return CheckResult(_TOPIC, "cores", "warning", fact, meaning, remedy)
 
 
 def _free_memory(cgroup: Path) -> tuple[int, str]:
@@ -96,55 +94,56 @@ def _memory(needs: Needs, free: int, fact: str) -> CheckResult:
     return ok(_TOPIC, "memory", fact)
 
 
-def _standbys(needs: Needs, free: int) -> Iterator[CheckResult]:
-    """Yield the cost of the standby workers of the job's newest run, if it had any."""
-    if needs.job is None or needs.job.restarts.warm not in MAY_STAND_BY:
+def _of_newest_run(needs: Needs, free: int) -> Iterator[CheckResult]:
+    """Yield what the job's newest run tells about the memory that a run takes."""
+    if needs.job is None:
         return
     run = next(iter(list_runs(needs.root, needs.job.job.name)), None)
-    standbys = None if run is None else RunHistory.read(run).standbys_seen
-    if run is None or standbys is None:
-        return
+    history = RunHistory() if run is None else RunHistory.read(run)
+    of_run = "" if run is None else f" (run {run.run_id})"
+    if needs.job.restarts.warm in MAY_STAND_BY and history.standbys_seen is not None:
+        yield _standbys(needs, free, history.standbys_seen, of_run)
+    if (settings := needs.job.snapshots.settings()) is not None:
+        yield _held_states(settings, needs.job.nodes, free, history.snapshot, of_run)
+
+
+def _standbys(needs: Needs, free: int, standbys: NodeStandbys, of_run: str) -> CheckResult:
+    """Return the cost of the standby workers that a run had."""
     name, needed = "standby workers", needs.workers * standbys.memory_of_one
-    fact = f"one takes {cost_in_words(standbys.memory_of_one, standbys.seconds)} (run {run.run_id})"
+    cost = f"{size(standbys.memory_of_one)} and {span(standbys.seconds)} to get ready"
+    fact = f"one takes {cost}{of_run}"
     if free >= MEMORY_FACTOR * needed:
-        yield ok(_TOPIC, name, fact)
-        return
+        return ok(_TOPIC, name, fact)
     meaning = f"{plural(needs.workers, 'worker')} would have none: {size(needed)} of {size(free)} free memory is too much"
     remedy = 'more memory, or restarts.warm = "fork": restarts take longer without'
-    yield CheckResult(_TOPIC, name, "warning", fact, meaning, remedy)
+    return CheckResult(_TOPIC, name, "warning", fact, meaning, remedy)
 
 
-def _held_states(needs: Needs, free: int) -> Iterator[CheckResult]:
-    """Yield the cost of holding the job's state in memory, by the snapshots of the job's newest run, and of a death without."""
-    settings = None if needs.job is None else needs.job.snapshots.settings()
-    if needs.job is None or settings is None:
-        return
+def _held_states(
+    settings: SnapshotSettings, nodes: NodesTable, free: int, snapshot: SnapshotEvent | None, of_run: str
+) -> CheckResult:
+    """Return the cost of holding the job's state in memory, by the size of a snapshot, and of a death without."""
     name, every = "held states", f"every {' or '.join(settings.every)}"
     costs = f"a worker's death costs the steps since the last snapshot, {every}"
-    if settings.memory is None or (needs.job.nodes.min > 1 and settings.is_held_at_interval):
+    if settings.memory is None or (nodes.min > 1 and settings.is_held_at_interval):
         why = "snapshots.memory is off" if settings.memory is None else "workers are on several nodes"
-        yield ok(_TOPIC, name, f"none, {why}: {costs}")
-        return
-    run = next(iter(list_runs(needs.root, needs.job.job.name)), None)
-    snapshot = None if run is None else RunHistory.read(run).snapshot
-    if run is None or snapshot is None or not snapshot.num_bytes:
-        yield ok(_TOPIC, name, f"their size shows with the first run; without them {costs}")
-        return
+        return ok(_TOPIC, name, f"none, {why}: {costs}")
+    if snapshot is None or not snapshot.num_bytes:
+        return ok(_TOPIC, name, f"their size shows with the first run; without them {costs}")
     is_auto = settings.memory == AUTO
     needed = settings.held_states * snapshot.num_bytes
     most = free * HELD_MOST_OF_FREE if is_auto else free
     more = f", {size(snapshot.num_bytes)} more while a snapshot is written" if is_auto else ""
-    fact = f"{size(needed)} for {size(snapshot.num_bytes)} of state (run {run.run_id}){more}"
+    fact = f"{size(needed)} for {size(snapshot.num_bytes)} of state{of_run}{more}"
     if needed <= most:
-        yield ok(
+        return ok(
             _TOPIC, name, f"{fact}: a worker's death costs the steps since the last; without them {costs}"
         )
-        return
     meaning = f"nothing is held, since at most {size(most)} are taken: {costs}"
     if not is_auto:
         meaning = f"the run fails, since {size(free)} are free"
     remedy = "more memory" if is_auto else 'more memory, or snapshots.memory = "auto"'
-    yield CheckResult(_TOPIC, name, "warning", fact, meaning, remedy)
+    return CheckResult(_TOPIC, name, "warning", fact, meaning, remedy)
 
 
 def _shared_memory(needs: Needs, folder: Path) -> CheckResult:
@@ -160,22 +159,6 @@ def _shared_memory(needs: Needs, folder: Path) -> CheckResult:
     meaning += ", and fails where it is full"
     remedy = "docker run --shm-size=2g, or an emptyDir of medium Memory on Kubernetes"
     return CheckResult(_TOPIC, name, "warning", fact, meaning, remedy)
-
-
-def _memfd() -> CheckResult:
-    name = "staging memory"
-    try:
-        descriptor = os.memfd_create("elasticflow-doctor", os.MFD_CLOEXEC)
-    except (AttributeError, OSError) as error:
-        meaning = "snapshots are staged in nameless memory files, which this kernel refuses"
-        return CheckResult(
-            _TOPIC, name, "problem", f"memfd_create: {error}", meaning, "allow memfd_create (seccomp)"
-        )
-    try:
-        os.write(descriptor, b"\0" * 4096)
-    finally:
-        os.close(descriptor)
-    return ok(_TOPIC, name, "memory files work")
 
 
 def _handles(needs: Needs) -> CheckResult:
@@ -201,22 +184,6 @@ def _processes(needs: Needs, cgroup: Path) -> CheckResult:
         remedy = f"ulimit -u {2 * needed}, or raise the container's limit of processes"
         return CheckResult(_TOPIC, "processes", "problem", fact, meaning, remedy)
     return ok(_TOPIC, "processes", fact)
-
-
-def _death_signal() -> CheckResult:
-    libc = ctypes.CDLL(None, use_errno=True)
-    signal_number = ctypes.c_int()
-    if libc.prctl(_PR_GET_PDEATHSIG, ctypes.byref(signal_number), 0, 0, 0) == 0:
-        return ok(_TOPIC, "no orphans", "the kernel ends workers with their parent")
-    meaning = "a killed launcher would leave its workers training"
-    return CheckResult(
-        _TOPIC,
-        "no orphans",
-        "problem",
-        "prctl(PR_SET_PDEATHSIG) is refused",
-        meaning,
-        "allow prctl (seccomp)",
-    )
 
 
 def _clock() -> CheckResult:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from elasticflow.doctor.check import CheckResult, Needs, ok
 from elasticflow.run_folder import RUNS
-from elasticflow.scaffold.files import HOOK_ID, has_pre_commit_hook
 from elasticflow.system.installation import VERSION
 
 if TYPE_CHECKING:
@@ -52,7 +51,6 @@ def project(needs: Needs) -> Iterator[CheckResult]:
     yield from _git(needs.root)
     if needs.job_file is not None:
         yield from _schema(needs.job_file)
-    yield _hook(needs.root)
 
 
 def _git(root: Path) -> Iterator[CheckResult]:
@@ -115,11 +113,3 @@ def _schema(job_file: Path) -> Iterator[CheckResult]:
     else:
         meaning = "editors check the job file against another version"
         yield CheckResult("project", "schema", "warning", f"{path} is of another version", meaning, remedy)
-
-
-def _hook(root: Path) -> CheckResult:
-    is_there = has_pre_commit_hook(root)
-    if is_there is None:
-        return ok("project", "hook", "no pre-commit here")
-    fact = "checks job files at each commit" if is_there else f"pre-commit is used without {HOOK_ID}"
-    return ok("project", "hook", fact)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elasticflow.doctor.check import Needs
@@ -14,10 +15,11 @@ from elasticflow.doctor.torch_probe import TorchProbe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from elasticflow.doctor.check import CheckResult
     from elasticflow.jobfile.tables.job import Job
+
+_GPUS = Path("/proc/driver/nvidia/gpus")
 
 
 def examine(needs: Needs, wait: Callable[[str], None]) -> Iterator[CheckResult]:
@@ -40,12 +42,13 @@ def examine(needs: Needs, wait: Callable[[str], None]) -> Iterator[CheckResult]:
         probe.close()
 
 
-def needs_of(root: Path, job: Job | None = None, job_file: Path | None = None) -> Needs:
-    """Return the needs of *job*, or of any job if None."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def needs_of(root: Path, job: Job | None = None, job_file: Path | None = None, gpus: Path = _GPUS) -> Needs:
+    """Return the needs of *job*, or of any job if None: a worker for each GPU that the driver has in *gpus*, else for each core."""
+    workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if job is None or "cpu" not in {job.nodes.nproc_per_node, job.nodes.device_of_workers}:
+        workers = len(list(gpus.glob("*"))) or workers
     if job is None:
-        return Needs(root, cores)
-    per_node = job.nodes.nproc_per_node
-    workers = per_node if isinstance(per_node, int) else cores
+        return Needs(root, workers)
+    workers = job.nodes.nproc_per_node if isinstance(job.nodes.nproc_per_node, int) else workers
     loaders = 0 if job.script is not None else job.dataset.num_workers
     return Needs(root, workers, loaders, job, job_file)

@@ -95,7 +95,7 @@ class _Told:
     def take(self, records: Iterable[Record]) -> None:
         """Add the log of the next generation."""
         self._state["restarts"] += 1
-        self._state.pop("status", None)
+        self._state |= {"status": None, "verdict": None}
         for record in records:
             name = record.get("event")
             if record.get("origin") != events.OURS or name not in events.EVENTS:
@@ -120,6 +120,12 @@ class _Told:
                 state |= {"step": record.get("step"), "epoch": record.get("epoch"), "status": "finished"}
             case events.SNAPSHOT_COMMITTED:
                 state["snapshot"] = record.get("name")
+            case events.WORKER_RAISED:
+                # A supervisor would write these: the failure, the end of its generation, the end of the run.
+                ended = {**record, "reason": record.get("error"), "why": "no supervisor starts it again"}
+                ends = (events.WORKER_FAILED, events.GENERATION_ENDED, events.RUN_FAILED)
+                self._events += [{**ended, "event": event} for event in ends]
+                state |= {"status": "failed", "verdict": {**ended, "event": events.RUN_FAILED}}
             case _:
                 pass
 

@@ -67,7 +67,6 @@ class Curve:
     segments: tuple[Segment, ...]
     redone: tuple[Segment, ...] = ()
     odd: tuple[int, ...] = ()
-    count: int = 0
     last: float | None = None
 
     @property
@@ -113,12 +112,11 @@ def read_curves(metrics: Path, redone: Path) -> list[Curve]:
                 _segments(series, last),
                 _segments(lost[name], last) if name in lost else (),
                 tuple(series.odd),
-                len(series.steps),
                 series.values[-1] if series.values else None,
             )
         )
     if speed.steps:
-        curves.append(Curve(SPEED, _segments(speed, last), count=len(speed.steps), last=speed.values[-1]))
+        curves.append(Curve(SPEED, _segments(speed, last), last=speed.values[-1]))
     return curves
 
 
@@ -129,7 +127,7 @@ def curve_of(name: str, values: Iterable[tuple[int, int, float | None]]) -> Curv
         series.add(step, generation, math.nan if value is None else value)
     last = series.steps[-1] if series.steps else 0
     newest = series.values[-1] if series.values else None
-    return Curve(name, _segments(series, last), (), tuple(series.odd), len(series.steps), newest)
+    return Curve(name, _segments(series, last), (), tuple(series.odd), newest)
 
 
 def _rank(name: str) -> tuple[int, str]:

@@ -88,26 +88,20 @@ def _is_under(key: str, tables: tuple[str, ...]) -> bool:
 
 def _facts(run: RunFolder) -> dict[str, Known]:
     history = RunHistory.read(run)
+    standbys = history.standbys_seen
     sizes = [each.num_bytes for each in history.snapshots if each.state == "committed" and each.num_bytes]
     facts = {
         "samples": history.samples,
         "parameters": history.parameters,
         "snapshot_bytes": sizes[-1] if sizes else None,
-        "workers": history.workers,
-        **standby_facts(history),
+        "workers": None if history.group is None else history.group.world_size,
+        "standby_bytes": None if standbys is None else standbys.memory_of_one,
+        "standby_s": None if standbys is None else standbys.seconds,
         **history.compilation.facts(),
         "step_s": _step_s([line for line in tail(run.metrics) if "step" in line and "loss" in line]),
     }
     source = f"run {run.run_id}"
     return {name: Known(value, source) for name, value in facts.items() if value is not None}
-
-
-def standby_facts(history: RunHistory) -> dict[str, float]:
-    """Return the cost of a standby worker under the names in `Knowledge`; empty if the run had no standbys."""
-    standbys = history.standbys_seen
-    return (
-        {} if standbys is None else {"standby_bytes": standbys.memory_of_one, "standby_s": standbys.seconds}
-    )
 
 
 def _step_s(steps: list[Record]) -> float | None:

@@ -13,6 +13,7 @@ from elasticflow.observe.compilation import Compilation
 from elasticflow.observe.records import read, tail
 from elasticflow.observe.run_state import RunState
 from elasticflow.observe.standbys import NodeStandbys
+from elasticflow.observe.terminal.activities import OF_PHASES
 from elasticflow.observe.terminal.event_lines import said_on_stderr
 from elasticflow.observe.terminal.formats import parts_of
 from elasticflow.system import records
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 SUPERVISOR_LOST = "supervisor_lost"
 """Class of a stop that the supervisor could not write down itself."""
-_STATUS_OF_END: dict[str, Status] = {
+STATUS_OF_END: dict[str, Status] = {
     events.RUN_FINISHED: "finished",
     events.RUN_FAILED: "failed",
     events.RUN_INTERRUPTED: "interrupted",
@@ -34,20 +35,6 @@ _STATUS_OF_END: dict[str, Status] = {
 _COMMON = frozenset(events.COMMON_FIELDS)
 # Classes of ends after which, as a rule, no other group is formed.
 _LAST_ENDS = frozenset({"finished", "drained"})
-
-
-PHASES = frozenset(
-    {
-        events.RUN_STARTED,
-        events.NODE_JOINED,
-        events.GENERATION_STARTED,
-        events.SCRIPT_STARTED,
-        events.TRAINING_STARTED,
-        events.DRAIN_REQUESTED,
-        events.TRAINING_FINISHED,
-    }
-)
-"""Events that begin a phase of a run; after `generation.ended` the next group is formed."""
 
 
 @dataclass
@@ -339,9 +326,8 @@ class RunHistory:
 
     Attributes:
         stops: Ends of generations, and of launches that could not continue.
-        failures: `worker.failed` records, one of each generation: of the first worker that failed.
         node_events: Records about nodes, and failures on them, each with its seconds of the run.
-        phase: The event that began the present phase (`PHASES`), and its Unix time; None: the run trains.
+        phase: The event that began the present phase (`OF_PHASES`), and its Unix time; None: the run trains.
         is_training: True if the newest group has finished a step.
         has_trained: True if training began at least once.
         is_recovering: True if no step was finished since the last failure.
@@ -372,7 +358,6 @@ class RunHistory:
     launches: list[Launch] = field(default_factory=list)
     generations: dict[int, Generation] = field(default_factory=dict)
     stops: list[Stop] = field(default_factory=list)
-    failures: list[Record] = field(default_factory=list)
     snapshots: list[SnapshotEvent] = field(default_factory=list)
     node_events: list[tuple[float, Record]] = field(default_factory=list)
     pauses: list[Pause] = field(default_factory=list)
@@ -390,7 +375,6 @@ class RunHistory:
     steps: int | None = None
     samples: int | None = None
     parameters: int | None = None
-    workers: int | None = None
     script: str | None = None
     snapshot: SnapshotEvent | None = None
     failed: int = 0
@@ -450,7 +434,7 @@ class RunHistory:
             launch=launch.number,
             launched=launch.started,
             pid=launch.pid,
-            status=_STATUS_OF_END.get(name, "running"),
+            status=STATUS_OF_END.get(name, "running"),
             verdict={"event": name, **fields} if end else None,
         )
 
@@ -486,7 +470,7 @@ class RunHistory:
             self.generation = number
             if number > 0:
                 self.generations.setdefault(number, Generation(number))
-        if name in PHASES and not (self.is_training and name == events.NODE_JOINED):
+        if name in OF_PHASES and not (self.is_training and name == events.NODE_JOINED):
             self.phase = name, at or 0.0
         if (take := self._TAKE.get(name)) is not None:
             take(self, event, at)
@@ -496,7 +480,6 @@ class RunHistory:
         kept: list[list[Any]] = [
             self.launches,
             self.stops,
-            self.failures,
             self.snapshots,
             self.node_events,
             self.pauses,
@@ -548,13 +531,12 @@ class RunHistory:
 
     def _generation_started(self, event: Record, at: float | None) -> None:
         self._end_group()
-        self.workers = int_of(event, "world_size") or None
         # The workers of this node were the standbys.
         self.standbys = {node: s for node, s in self.standbys.items() if not s.pids}
         members = event.get("members")
         present = [node for node in self.nodes.values() if not node.gone]
         group = self.group = self._named(event)
-        group.reason, group.world_size = text_of(event, "reason"), self.workers
+        group.reason, group.world_size = text_of(event, "reason"), int_of(event, "world_size") or None
         if isinstance(members, list | tuple):
             present = [self.nodes.get(name, Node(name)) for name in map(str, members)]
         group.members = tuple(present)
@@ -588,7 +570,6 @@ class RunHistory:
 
     def _worker_failed(self, event: Record, at: float | None) -> None:
         self._worker = event
-        self.failures.append(event)
         self.node_events.append((self.seconds, event))
         self.is_recovering = True
         if event.get("rank") is not None:

@@ -6,32 +6,23 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
+from elasticflow.launcher.journal.post_mortem import ending_of
 from elasticflow.observe.history import RunHistory, Stop
-from elasticflow.observe.status import is_locked, lost_of, read_status
+from elasticflow.observe.status import is_locked, read_status
 from elasticflow.observe.terminal.event_lines import line_of
 from elasticflow.observe.terminal.formats import rfc3339
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from elasticflow.run_folder import RunFolder
     from elasticflow.system.records import Record
 
-_SHOWN = (
-    *(
-        "generation",
-        "at",
-        "kind",
-        "error",
-        "step",
-        "rank",
-        "node",
-        "pid",
-        "phase",
-        "traceback",
-        "others",
-        "log",
-    ),
-    *("charged", "left", "back_s", "redone", "verdict", "stderr", "likely", "script_again_s", "dumps"),
-)
+# `error` and `log` have these facts.
+_NOT_SHOWN = {"reason", "stacks"}
+_LABELS = {
+    "overlap": "overlap", "began_anew": "restart", "data": "data", "slow_ranks": "slow", "lingered": "end", "warnings": "warning",
+}  # fmt: skip
 
 
 def incidents(folder: RunFolder, history: RunHistory | None = None) -> list[Stop]:
@@ -42,7 +33,7 @@ def incidents(folder: RunFolder, history: RunHistory | None = None) -> list[Stop
     """
     history = history or RunHistory.read(folder)
     stops = [stop for stop in history.stops if stop.is_failure]
-    if not is_locked(folder) and (ending := lost_of(folder)) is not None:
+    if not is_locked(folder) and (ending := ending_of(folder)) is not None:
         status = read_status(folder)
         facts = {"generation": status.generation, "step": status.step, **asdict(ending)}
         stops.append(Stop.of_supervisor(facts, status.updated))
@@ -60,42 +51,33 @@ def log_of(stop: Stop, folder: RunFolder) -> str | None:
 def to_json(stop: Stop, folder: RunFolder) -> dict[str, Any]:
     """Return the stop as `--format json` prints it; times are RFC 3339 in UTC."""
     at = None if stop.at is None else rfc3339(stop.at)
-    given = {"at": at, "log": log_of(stop, folder)}
-    return {name: given[name] if name in given else getattr(stop, name) for name in _SHOWN}
+    facts = {**vars(stop), "at": at, "charged": stop.charged, "log": log_of(stop, folder)}
+    return {name: facts[name] for name in facts if name not in _NOT_SHOWN}
 
 
-def overlap_of(history: RunHistory) -> str | None:
-    """Return the run's warning of evaluation samples that are in its training data; None if there is no such warning."""
-    record = history.last.get(events.OVERLAP_FOUND)
-    return None if record is None else _text_of(record)
+def notes_of(history: RunHistory) -> dict[str, str | list[str] | None]:
+    """Return the run's warnings by subject, as `status --format json` prints them."""
+    overlap, anew = history.last.get(events.OVERLAP_FOUND), history.began_anew
+    return {
+        "overlap": None if overlap is None else _text_of(overlap),
+        "began_anew": None if anew is None else _text_of(anew, with_generation=True),
+        "data": [_text_of(record) for record in history.data_warnings.values()],
+        "slow_ranks": [_text_of(record, with_generation=True) for record in history.slow_ranks.values()],
+        "lingered": [_text_of(record) for record in history.lingered],
+        "warnings": [warning.in_words for warning in history.warnings.values()],
+    }
 
 
-def data_warnings_of(history: RunHistory) -> list[str]:
-    """Return the run's warnings of samples that vary or were not checked."""
-    return [_text_of(record) for record in history.data_warnings.values()]
+def note_rows(history: RunHistory, most: int | None = None) -> Iterator[tuple[str, str]]:
+    """Yield the run's warnings, each after a word for its subject; at most *most* of a subject, then how many are left out."""
+    for name, note in notes_of(history).items():
+        texts = [note] if isinstance(note, str) else note or []
+        yield from ((_LABELS[name], text) for text in texts[:most])
+        if most is not None and len(texts) > most:
+            yield _LABELS[name], f"and {len(texts) - most} more, which `why` shows"
 
 
-def slow_ranks_of(history: RunHistory) -> list[str]:
-    """Return the run's warnings of ranks that were slower than the others, the newest of each rank."""
-    return [f"{_text_of(r)} (generation {r.get('generation')})" for r in history.slow_ranks.values()]
-
-
-def lingered_of(history: RunHistory) -> list[str]:
-    """Return the workers that were ended because they stayed after their peers, and what held them."""
-    return [_text_of(record) for record in history.lingered]
-
-
-def code_warnings_of(history: RunHistory) -> list[str]:
-    """Return the warnings of the job's code and its libraries, in the order of their first time."""
-    return [warning.in_words for warning in history.warnings.values()]
-
-
-def restart_anew_of(history: RunHistory) -> str | None:
-    """Return a warning that the job's script was started again with no step known; None if it was not."""
-    record = history.began_anew
-    return None if record is None else f"{_text_of(record)} (generation {record.get('generation')})"
-
-
-def _text_of(record: Record) -> str:
+def _text_of(record: Record, *, with_generation: bool = False) -> str:
     line = line_of(record)
-    return "" if line is None else line.text
+    where = f" (generation {record.get('generation')})" if with_generation else ""
+    return "" if line is None else f"{line.text}{where}"

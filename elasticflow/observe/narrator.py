@@ -168,8 +168,7 @@ class RunNarrator:
 
     def _run_failed(self, record: Record) -> Line:
         error, why = str(record.get("error") or record.get("class")), record.get("why")
-        failures = self._history.failures
-        is_known = bool(failures) and error == str(failures[-1].get("error"))
+        is_known = error == self._history.last.get(events.WORKER_FAILED, {}).get("error")
         text = str(why or error) if is_known or not why else f"{why}: {error}"
         if int_of(record, "step"):
             text += f", after step {int_of(record, 'step')}"

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from elasticflow import events
 from elasticflow.launcher.rendezvous.requests import Request, copies_in, put_request
-from elasticflow.observe.history import GONE, RunHistory, state_of
+from elasticflow.observe.history import GONE, RunHistory
 from elasticflow.observe.records import parse
-from elasticflow.observe.status import status_of
+from elasticflow.observe.status import settled_state
 from elasticflow.observe.worker_logs import generations
 from elasticflow.system.json_lines import lines_of
 
@@ -122,7 +122,7 @@ def _members(folder: RunFolder) -> dict[int, tuple[Node, ...]]:
     # Only these lines are parsed: a run of weeks has many others, and one that is followed is asked every second.
     lines = (line for line in lines_of(folder.events) if any(mark in line for mark in _TELLING))
     history = RunHistory.of(record for line in lines if (record := parse(line)) is not None)
-    if status_of(state_of(folder), folder) != "running":
+    if settled_state(folder)[1] != "running":
         for node in history.nodes.values():
             node.leave()
     groups = history.generations.values()

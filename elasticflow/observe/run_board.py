@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from elasticflow import events
 from elasticflow.observe.history import Node
-from elasticflow.observe.terminal.activities import Doing, awaited_of, doing_of, whole_seconds
+from elasticflow.observe.terminal.activities import OF_PHASES, Doing, awaited_of, doing_of, whole_seconds
 from elasticflow.observe.terminal.event_lines import epoch_of, rates_of
 from elasticflow.observe.terminal.formats import elapsed, number, plural, size
 from elasticflow.observe.terminal.measures import parts_of_speed, parts_of_step
@@ -76,12 +76,12 @@ class RunBoard:
         if self._is_over:
             return None
         history = self._history
-        doing = None if history.phase is None else Doing(*_DOING[history.phase[0]], history.phase[1])
+        doing = doing_in_phase(history)
         # Activities of nodes that are about to join delay no other node.
         taking_part = {
             node: activity
             for node, activity in self._activities.items()
-            if not history.is_training or self._takes_part(node)
+            if not history.is_training or history.nodes.get(node, Node(node)).first_rank is not None
         }
         awaited = awaited_of(taking_part, has_stepped=history.is_training)
         if awaited is None or (doing is not None and awaited.label in {"training", "leaving"}):
@@ -225,22 +225,15 @@ class RunBoard:
         launches = self._history.launches
         return bool(launches) and launches[-1].end is not None
 
-    def _takes_part(self, name: str) -> bool:
-        node = self._history.nodes.get(name)
-        return node is not None and node.first_rank is not None
+
+def doing_in_phase(history: RunHistory) -> Doing | None:
+    """Return the activity of a run as its events tell; None while it trains."""
+    if history.phase is None:
+        return None
+    event, since = history.phase
+    return Doing(*OF_PHASES.get(event, ("restarting", "the next group is formed")), since)
 
 
-# The activity of a run by the event that began its phase (`RunHistory.phase`).
-_DOING: dict[str, tuple[str, str]] = {
-    events.RUN_STARTED: ("starting", "importing torch"),
-    events.NODE_JOINED: ("starting", "a group is formed"),
-    events.GENERATION_STARTED: ("starting", "the workers come up"),
-    events.SCRIPT_STARTED: ("running", "the script"),
-    events.TRAINING_STARTED: ("starting", "the first step"),
-    events.DRAIN_REQUESTED: ("leaving", "after the same step"),
-    events.TRAINING_FINISHED: ("ending", "the last snapshot is written"),
-    events.GENERATION_ENDED: ("restarting", "the next group is formed"),
-}
 _ENDS = frozenset({events.WORKER_FAILED, events.NODE_LOST, events.GENERATION_ENDED})
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from elasticflow.compiler.provenance.drift import Difference, compare_made
 from elasticflow.compiler.provenance.origins import Made, environment_of, made_from, made_in, origins_now
 from elasticflow.errors import RunNotFoundError, StorageError
 from elasticflow.observe.runs import find_run
+from elasticflow.observe.snapshots.locate import URL
 from elasticflow.observe.status import read_status
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.load import LoadedJob
     from elasticflow.observe.status import RunStatus
 
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
 _DIGEST_SHOWN = 12
 
 
@@ -66,13 +65,11 @@ def inputs_of_run(project_root: Path, text: str) -> RunInputs:
         StorageError: the place at the URI cannot be read.
         LaunchFolderError: its record cannot be read.
     """
-    if _URL.match(text):
+    if URL.match(text):
         return _inputs_at(text)
     folder = find_run(project_root, text)
-    numbers = folder.launch_numbers()
-    if not numbers:
+    if (launch := folder.newest_launch) is None:
         raise RunNotFoundError(f"run {folder.run_id} was never launched", "start it: elasticflow run JOB")
-    launch = folder.launch(numbers[-1])
     return RunInputs(
         f"{folder.job} {folder.run_id}",
         made_in(launch),

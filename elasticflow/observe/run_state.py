@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from elasticflow.observe.terminal.formats import parts_of
 from elasticflow.system.process_record import ProcessRecord
@@ -13,9 +13,7 @@ if TYPE_CHECKING:
     from elasticflow.system.records import Record
 
 Status = Literal["running", "finished", "interrupted", "failed"]
-_STATUSES: dict[object, Status] = {
-    "running": "running", "finished": "finished", "interrupted": "interrupted", "failed": "failed",
-}  # fmt: skip
+_STATUSES: dict[object, Status] = {status: status for status in get_args(Status)}
 
 
 @dataclass(frozen=True)

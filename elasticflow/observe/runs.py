@@ -46,32 +46,25 @@ def find_run(project_root: Path, text: str | None, *, by_hand: bool = False) -> 
     """
     if text is not None and text.endswith(".toml") and Path(text).is_file():
         return _find_run_of_file(Path(text))
-    runs = list_runs(project_root, by_hand=by_hand)
-    folder = project_root / RUNS
-    if text is None:
-        if not runs:
-            raise RunNotFoundError(f"there are no runs in {folder}", "start one: elasticflow run JOB.toml")
-        return runs[0]
-    if "/" in text or Path(text).is_dir():
+    if text is not None and ("/" in text or Path(text).is_dir()):
         found = _run_at(Path(text).absolute(), by_hand=True)
         if found is not None and (by_hand or not isinstance(found, RunByHand)):
             return found
         if found is not None:
             raise _no_supervisor(text)
+    runs, folder = list_runs(project_root, by_hand=by_hand), project_root / RUNS
     by_id = [run for run in runs if run.run_id == text]
     if len(by_id) > 1:
         folders = ", ".join(str(run.path) for run in by_id)
         raise RunNotFoundError(f'"{text}" is the id of {len(by_id)} runs: {folders}', "give the run's folder")
-    matches = by_id or [run for run in runs if run.job == text]
-    if (
-        not matches
-        and not by_hand
-        and any(text in {f.run_id, f.job} for f in list_runs(project_root, by_hand=True))
-    ):
-        raise _no_supervisor(text)
-    if not matches:
-        raise RunNotFoundError(f'no run "{text}" in {folder}', _remedy(text, runs))
-    return matches[0]
+    if matches := by_id or [run for run in runs if text in {None, run.job}]:
+        return matches[0]
+    others = [] if by_hand else list_runs(project_root, by_hand=True)
+    if others := [run for run in others if text in {None, run.run_id, run.job}]:
+        raise _no_supervisor(text or others[0].job)
+    if text is None:
+        raise RunNotFoundError(f"there are no runs in {folder}", "start one: elasticflow run JOB.toml")
+    raise RunNotFoundError(f'no run "{text}" in {folder}', _remedy(text, runs))
 
 
 def _find_run_of_file(path: Path) -> RunFolder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from elasticflow.observe.terminal.formats import size, span
+from elasticflow.observe.terminal.formats import size
 from elasticflow.system.records import float_of, int_of, text_of
 
 if TYPE_CHECKING:
@@ -64,8 +64,3 @@ def in_words(nodes: Sequence[NodeStandbys]) -> str:
         memory = size(sum(node.memory for node in nodes))
         parts.insert(0, f"{len(ready)} ready (pid {pids}), {memory}")
     return "; ".join(parts)
-
-
-def cost_in_words(memory: float, seconds: float) -> str:
-    """Return the cost of a standby: `16 MB and 5.1 s to get ready`."""
-    return f"{size(memory)} and {span(seconds)} to get ready"

@@ -6,6 +6,8 @@ import fcntl
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
+from elasticflow import events
+from elasticflow.launcher.journal.post_mortem import ending_of
 from elasticflow.observe.history import RunHistory, began, state_of
 from elasticflow.observe.records import newest_evaluation, newest_with, tail
 from elasticflow.observe.run_state import RunState
@@ -132,12 +134,12 @@ def is_locked(folder: RunFolder) -> bool:
 
 def read_status(folder: RunFolder) -> RunStatus:
     """Return the state of the run in *folder*; files that are not there yet count as empty."""
-    state = state_of(folder)
+    state, status = settled_state(folder)
     last_step = next(newest_with(folder.metrics, "loss"), {})
     evaluation = newest_evaluation(folder.metrics)
-    status = status_of(state, folder)
     is_running = status == "running"
     step = max(state.step, int_of(last_step, "step"))
+    of_step = last_step if step > state.step else {}  # state.json is written once a second
     pace = Pace()
     for record in tail(folder.metrics):
         pace.add(record)
@@ -149,8 +151,8 @@ def read_status(folder: RunFolder) -> RunStatus:
         state,
         launch=state.launch or (folder.launch_numbers() or [0])[-1],
         step=step,
-        epoch=state.epoch if state.epoch is not None else last_step.get("epoch"),
-        loss=state.loss if state.loss is not None else last_step.get("loss"),
+        epoch=of_step.get("epoch", state.epoch),
+        loss=of_step.get("loss", state.loss),
         workers=state.workers if is_running else (),
         devices=state.devices if is_running else (),
         snapshot=state.snapshot or (None if committed is None else committed.name),
@@ -178,21 +180,17 @@ def read_status(folder: RunFolder) -> RunStatus:
         standbys=tuple(history.standbys.values()) if is_running else (),
         compilation=None if history.compilation.newest is None else history.compilation,
         started=began(folder) or launched,
-        failure=history.failures[-1] if history.failures and status == "failed" else None,
-        lost=lost_of(folder) if status == "interrupted" else None,
+        failure=history.last.get(events.WORKER_FAILED) if status == "failed" else None,
+        lost=ending_of(folder) if status == "interrupted" else None,
     )
 
 
-def lost_of(folder: RunFolder) -> Ending | None:
-    """Return the end of the supervisor of a run that is not running, if the supervisor could not record it."""
-    from elasticflow.launcher.journal.post_mortem import ending_of
-
-    return ending_of(folder)
-
-
-def status_of(state: RunState, folder: RunFolder) -> Status:
-    """Return the way in which the run ended, or whether it still runs, where *state* is that of its state.json."""
-    if state.status not in {None, "running"}:
-        return state.status
-    # The supervisor that wrote "running" may have been killed since; only the lock ends with it.
-    return "running" if is_locked(folder) else "interrupted"
+def settled_state(folder: RunFolder) -> tuple[RunState, Status]:
+    """Return the state of a run, and the way in which it ended or whether it still runs."""
+    state, is_live = state_of(folder), True
+    if state.status in {None, "running"} and not is_locked(folder):
+        # The supervisor was killed, for only the lock ends with it; or it has ended since that look, and its state is there now.
+        state, is_live = state_of(folder), False
+    if state.status in {None, "running"}:
+        return state, "running" if is_live else "interrupted"
+    return state, state.status

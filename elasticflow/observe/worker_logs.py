@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from elasticflow import events
 from elasticflow.errors import LogsNotFoundError
@@ -26,7 +26,7 @@ POLL_S = 0.2
 _MEASURED = frozenset({events.STEP, events.EVALUATION})
 _FOLDER = re.compile(r"g(?P<generation>\d{4,})")
 _FILE = re.compile(r"rank(?P<rank>\d+)\.(?P<stream>jsonl|stdout|stderr)")
-_STREAMS: dict[str, Stream] = {"jsonl": "jsonl", "stdout": "stdout", "stderr": "stderr"}
+_STREAMS: dict[str, Stream] = {stream: stream for stream in get_args(Stream)}
 
 
 @dataclass(frozen=True)
@@ -175,5 +175,6 @@ def _lines(generation: int, rank: int, stream: Stream, path: Path) -> Iterator[L
 
 
 def _line(generation: int, rank: int, stream: Stream, line: bytes) -> LogLine:
-    text = printable(line.rstrip(b"\r\n").decode("utf-8", "replace"))
+    # A progress bar is drawn over itself: its last state stays on a terminal.
+    text = printable(line.rstrip(b"\r\n").rpartition(b"\r")[2].decode("utf-8", "replace"))
     return LogLine(generation, rank, stream, text, parse(line) if stream == "jsonl" else None)

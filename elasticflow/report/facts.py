@@ -14,14 +14,7 @@ from elasticflow.compiler.launch_folder.materialize import source_copy
 from elasticflow.jobfile.text.layers import leaves, table_at
 from elasticflow.observe.curves import read_curves
 from elasticflow.observe.history import RunHistory
-from elasticflow.observe.incidents import (
-    code_warnings_of,
-    data_warnings_of,
-    incidents,
-    overlap_of,
-    restart_anew_of,
-    slow_ranks_of,
-)
+from elasticflow.observe.incidents import incidents, note_rows
 from elasticflow.observe.records import damages_of, read
 from elasticflow.observe.status import read_status
 from elasticflow.protocol.points import read_points
@@ -37,6 +30,7 @@ if TYPE_CHECKING:
     from elasticflow.observe.history import Generation, SnapshotEvent, Stop
     from elasticflow.observe.status import RunStatus
     from elasticflow.run_folder import RunFolder
+    from elasticflow.system.records import Record
 
 DEFAULT = "default"
 
@@ -60,7 +54,7 @@ class RunFacts:
         incidents: Failures, oldest first.
         generations: Oldest first.
         ledger: Lines of the restart budget.
-        notes: Warnings for the reader: overlap, slow ranks, a script that began anew, the job's own code, damaged records.
+        notes: Warnings for the reader (`note_rows`), and damaged records.
         case: Case of a file with [matrix]; None for other files.
     """
 
@@ -89,9 +83,7 @@ class RunFacts:
 def facts_of(folder: RunFolder, target: Path) -> RunFacts:
     """Return the facts of the run in *folder* for the report at *target*."""
     history = RunHistory.read(folder)
-    notes = [note for note in (overlap_of(history), restart_anew_of(history)) if note]
-    notes += [*data_warnings_of(history), *slow_ranks_of(history), *code_warnings_of(history)]
-    notes += map(str, damages_of(folder))
+    notes = [*(text for _, text in note_rows(history)), *map(str, damages_of(folder))]
     environment, data = _environment(folder)
     status = read_status(folder)
     # A run tells nothing for hours, and goes on.
@@ -118,20 +110,19 @@ def facts_of(folder: RunFolder, target: Path) -> RunFacts:
 
 def case_of(folder: RunFolder) -> str | None:
     """Return the case of [matrix] that the run trains, as the record of its newest launch says."""
-    numbers = folder.launch_numbers()
-    job = records.read(folder.launch(numbers[-1]) / "job.json") if numbers else None
-    return text_of(job, "case") if isinstance(job, dict) else None
+    return text_of(_recorded(folder, "job.json"), "case")
+
+
+def _recorded(folder: RunFolder, name: str) -> Record:
+    """Return a record of the newest launch; empty if it cannot be read."""
+    launch = folder.newest_launch
+    record = None if launch is None else records.read(launch / name)
+    return record if isinstance(record, dict) else {}
 
 
 def _environment(folder: RunFolder) -> tuple[dict[str, str], dict[str, Mapping[str, Any]]]:
     """Return facts of the newest launch: machine, libraries and checkout; and of each data set."""
-    numbers = folder.launch_numbers()
-    if not numbers:
-        return {}, {}
-    launch = folder.launch(numbers[-1])
-    job, worker = (records.read(launch / name) for name in ("job.json", "environment.json"))
-    job = job if isinstance(job, dict) else {}
-    worker = worker if isinstance(worker, dict) else {}
+    job, worker = (_recorded(folder, name) for name in ("job.json", "environment.json"))
     found: dict[str, str] = {}
     for table in (job.get("machine"), worker.get("device"), job.get("versions"), worker.get("versions")):
         for name, value in (table if isinstance(table, dict) else {}).items():
@@ -181,12 +172,8 @@ class JobKey:
 
 def keys_of(folder: RunFolder) -> list[JobKey]:
     """Return the keys of the newest launch's job; empty if its record cannot be read."""
-    numbers = folder.launch_numbers()
-    if not numbers:
-        return []
-    launch = folder.launch(numbers[-1])
-    record = records.read(launch / "job.json")
-    if not isinstance(record, dict) or not isinstance(record.get("job"), dict):
+    launch, record = folder.newest_launch, _recorded(folder, "job.json")
+    if launch is None or not isinstance(record.get("job"), dict):
         return []
     layers = _layers(launch, record)
     return [

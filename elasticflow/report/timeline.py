@@ -69,13 +69,11 @@ class Timeline:
     """A run's time.
 
     Attributes:
-        began: Unix time of its beginning.
         seconds: Duration of the run, without the pauses between launches.
         lanes: Lanes of the nodes, in the order in which they joined.
         snapshots: Marks of snapshots that were committed, set aside, or failed.
     """
 
-    began: float = 0.0
     seconds: float = 0.0
     lanes: list[Lane] = field(default_factory=list)
     snapshots: list[Mark] = field(default_factory=list)
@@ -97,7 +95,7 @@ class Timeline:
         Events without a time are left out.
         """
         seconds = max(seconds, history.seconds)
-        timeline = cls(history.began or 0.0, seconds, pauses=history.pauses)
+        timeline = cls(seconds, pauses=history.pauses)
         lanes: dict[str, Lane] = {}
 
         def lane(node: str) -> Lane:

@@ -72,17 +72,10 @@ def ignore_runs(root: Path) -> None:
     atomic_files.write(path, [before, gap, f"/{RUNS}/".encode(), newline])
 
 
-def has_pre_commit_hook(root: Path) -> bool | None:
-    """Return whether pre-commit checks job files; None if pre-commit has no configuration that can be read."""
-    try:
-        return HOOK_ID.encode() in (root / PRE_COMMIT).read_bytes()
-    except OSError:
-        return None
-
-
 def pre_commit_hook(root: Path) -> tuple[dict[Path, str], str]:
     """Return the pre-commit configuration to write, or the lines to add by hand to an existing one."""
-    is_there = has_pre_commit_hook(root)
-    if is_there is None:
+    try:
+        is_there = HOOK_ID.encode() in (root / PRE_COMMIT).read_bytes()
+    except OSError:
         return {root / PRE_COMMIT: _HOOK}, ""
     return {}, "" if is_there else "\n".join(_HOOK.splitlines()[1:])

@@ -173,9 +173,9 @@ class Delivery:
         self._call_begins()
         sink = self._make()
         self._takes_events = takes_events(sink)
-        sink.open(self._run, self._record.remembered)
-        self._delivered(sink, self._record.position)
         try:
+            sink.open(self._run, self._record.remembered)
+            self._delivered(sink, self._record.position)
             while True:
                 is_last = self._ending.is_set()
                 while self._deliver_batch(sink):

@@ -71,10 +71,11 @@ def deliveries_of(folder: RunFolder, report: Report) -> list[Delivery]:
     from elasticflow.sinks.facts import read_facts
     from elasticflow.sinks.notify.moments import Moments
     from elasticflow.sinks.notify.notifier import Notifier, wanted_of
-    from elasticflow.sinks.registry import add_to_path, make_sink
+    from elasticflow.sinks.registry import make_sink
 
     job, run = read_facts(folder)
-    add_to_path(job, run.project_root)
+    # A sink may be of the project.
+    sys.path[:0] = [str((run.project_root / part).resolve()) for part in job.job.path]
     sinks = [
         Delivery(name, partial(make_sink, job.logging, name, options), options, run, folder, report)
         for name, options in job.logging.chosen_sinks().items()

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 from elasticflow.events import FIELDS
+from elasticflow.observe.terminal.event_lines import stack_of
 from elasticflow.sinks.sink import Sink, SinkError
 
 if TYPE_CHECKING:
@@ -179,25 +180,17 @@ def _headers(text: str) -> dict[str, str]:
 
 
 class OtelRecord(NamedTuple):
-    """A line as a log record of OpenTelemetry.
+    """A line of events.jsonl as a log record of OpenTelemetry.
 
     Attributes:
-        unix_nanoseconds: `Timestamp`.
-        severity_number: `SeverityNumber`.
-        severity_text: `SeverityText`.
-        event_name: `EventName`; empty for a log line, which has a body instead.
-        body: `Body` of a log line; None for an event.
-        attributes: All other fields, under OpenTelemetry's names. Values are texts, numbers, flags or lists of texts.
-        resource: Attributes of the resource.
+        attributes: Fields without a place of their own, under OpenTelemetry's names. Values are texts, numbers, flags or lists of texts.
     """
 
     unix_nanoseconds: int
     severity_number: int
     severity_text: str
     event_name: str
-    body: str | None
     attributes: dict[str, Any]
-    resource: dict[str, Any]
 
 
 def otel_name(field: str) -> str:
@@ -206,9 +199,9 @@ def otel_name(field: str) -> str:
     return (known and known.otel) or f"elasticflow.{field}"
 
 
-def to_otel(record: Mapping[str, Any], *, is_event: bool = True) -> OtelRecord:
-    """Return *record*, a line of events.jsonl, or of a log if *is_event* is false, as a log record of OpenTelemetry."""
-    level, name = str(record.get("level", "info")), str(record["event"])
+def to_otel(record: Mapping[str, Any]) -> OtelRecord:
+    """Return a line of events.jsonl as a log record of OpenTelemetry."""
+    level = str(record.get("level", "info"))
     attributes: dict[str, Any] = {}
     for field, value in record.items():
         if field in ("exception", *_PARTS, *RESOURCE) or value is None:
@@ -217,22 +210,14 @@ def to_otel(record: Mapping[str, Any], *, is_event: bool = True) -> OtelRecord:
     if isinstance(exception := record.get("exception"), dict):
         attributes["exception.type"] = exception.get("type", "")
         attributes.setdefault("exception.message", exception.get("message", ""))
-        attributes.setdefault("exception.stacktrace", _stack(exception))
+        attributes.setdefault("exception.stacktrace", "\n".join(stack_of(exception)))
     return OtelRecord(
         _nanoseconds(str(record["timestamp"])),
         SEVERITY_NUMBERS.get(level, SEVERITY_NUMBERS["info"]),
         SEVERITY_TEXTS.get(level, level.upper()),
-        name if is_event else "",
-        None if is_event else name,
+        str(record["event"]),
         attributes,
-        {"service.name": SERVICE, **{otel_name(f): record[f] for f in RESOURCE if record.get(f) is not None}},
     )
-
-
-def _stack(exception: Mapping[str, Any]) -> str:
-    frames = exception.get("frames") or ()
-    lines = (f'  File "{f["path"]}", line {f["line"]}, in {f["function"]}' for f in frames)
-    return "\n".join((*lines, f"{exception.get('type')}: {exception.get('message')}"))
 
 
 def _flat(value: Any) -> Any:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elasticflow import events
+from elasticflow.observe.history import STATUS_OF_END
 from elasticflow.sinks.sink import Sink
 from elasticflow.system import atomic_files
 
@@ -22,17 +23,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from elasticflow.events import EventRecord
+    from elasticflow.observe.run_state import Status
     from elasticflow.sinks.sink import Options, Point, Remembered, RunFacts
 
 _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "elasticflow_"
 _WRONG = re.compile(r"[^a-zA-Z0-9_]")
-_ENDS: dict[str, str] = {
-    events.RUN_FINISHED: "finished",
-    events.RUN_FAILED: "failed",
-    events.RUN_INTERRUPTED: "interrupted",
-}
-_STATES = ("running", *_ENDS.values())
+_STATES = ("running", *STATUS_OF_END.values())
 
 
 class Prometheus(Sink):
@@ -43,12 +40,13 @@ class Prometheus(Sink):
     def __init__(self, options: Options) -> None:
         super().__init__(options)
         self._values: dict[str, float] = {}
-        self._state = "running"
+        self._state: Status = "running"
 
     def open(self, run: RunFacts, remembered: Remembered) -> None:
         """Begin with the values that the previous file has of this run."""
         self._run = run
-        self._path = self._place(run)
+        given = self.options.get("textfile")
+        self._path = run.project_root / Path(given).expanduser() if given else run.folder / "prometheus.prom"
         self._server = None if (listen := self.options.get("listen")) is None else self._serving(listen)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         if self._path.is_file():
@@ -71,7 +69,9 @@ class Prometheus(Sink):
         """Take over the run's state."""
         for record in batch:
             name = record.get("event")
-            self._state = _ENDS.get(str(name), "running" if name == events.RUN_STARTED else self._state)
+            self._state = STATUS_OF_END.get(
+                str(name), "running" if name == events.RUN_STARTED else self._state
+            )
         self._write()
 
     def close(self) -> None:
@@ -105,12 +105,6 @@ class Prometheus(Sink):
         server = ThreadingHTTPServer((host.strip("[]"), int(port)), Handler)
         threading.Thread(target=server.serve_forever, daemon=True, name="prometheus").start()
         return server
-
-    def _place(self, run: RunFacts) -> Path:
-        given = self.options.get("textfile")
-        return (
-            run.folder / "prometheus.prom" if given is None else run.project_root / Path(given).expanduser()
-        )
 
     def _write(self) -> None:
         # A collector reads the folder all the time and must never see a partial file.

@@ -139,10 +139,7 @@ class Reader:
         while (batch := self.after(position)).end != position:
             total += len(batch.points)
             position = batch.end
-        while with_events and (batch := self.events_after(position, _AT_ONCE)).end != position:
-            total += len(batch.events)
-            position = batch.end
-        return total
+        return total + (self.count_events(position, lambda _: True) if with_events else 0)
 
     def count_events(self, position: Position, is_counted: Callable[[EventRecord], object]) -> int:
         """Return the number of events behind *position* that *is_counted* accepts.

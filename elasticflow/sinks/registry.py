@@ -11,8 +11,6 @@ from elasticflow.errors import SinkMissingError
 from elasticflow.sinks.sink import Sink
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from elasticflow.jobfile.tables.job import Job
     from elasticflow.jobfile.tables.logging import LoggingTable
     from elasticflow.sinks.sink import Options
@@ -69,11 +67,6 @@ def check_installed(logging: LoggingTable) -> None:
         )
 
 
-def has_sinks(job: Job) -> bool:
-    """Return True if the job has sinks or [notify]."""
-    return bool(job.logging.chosen_sinks()) or job.notify is not None
-
-
 def serving_command(job: Job) -> tuple[str, ...]:
     """Return the command that serves the job's sinks and [notify] while a supervisor runs; empty if the job has neither.
 
@@ -81,7 +74,7 @@ def serving_command(job: Job) -> tuple[str, ...]:
         SinkMissingError: a package of a sink is not installed.
     """
     check_installed(job.logging)
-    if not has_sinks(job):
+    if not job.logging.chosen_sinks() and job.notify is None:
         return ()
     return (sys.executable, "-m", "elasticflow.sinks.main")
 
@@ -102,8 +95,3 @@ def make_sink(logging: LoggingTable, name: str, options: Options) -> Sink:
     if not isinstance(sink, Sink):
         raise TypeError(f"{entry} makes a {type(sink).__name__}, which is no elasticflow.sinks.sink.Sink")
     return sink
-
-
-def add_to_path(job: Job, project_root: Path) -> None:
-    """Put the job's own modules on the import path, for sinks that are in the project."""
-    sys.path[:0] = [str((project_root / part).resolve()) for part in job.job.path]

@@ -44,7 +44,9 @@ class TensorBoard(Sink):
 
     def open(self, run: RunFacts, remembered: Remembered) -> None:
         """Begin a new event file; points written after the last record are not written again."""
-        self._folder = self._place(run)
+        self._folder = run.folder / "tensorboard"
+        if (given := self.options.get("folder")) is not None:
+            self._folder = run.project_root / Path(given).expanduser() / run.job / run.run_id
         self._folder.mkdir(parents=True, exist_ok=True)
         before = remembered.get("sizes", {})
         self._written = Counter(
@@ -81,11 +83,6 @@ class TensorBoard(Sink):
     def close(self) -> None:
         """Close the event file."""
         self._file.close()
-
-    def _place(self, run: RunFacts) -> Path:
-        if (given := self.options.get("folder")) is None:
-            return run.folder / "tensorboard"
-        return run.project_root / Path(given).expanduser() / run.job / run.run_id
 
     def _was_written(self, step: int, tag: str) -> bool:
         """Return True if an earlier process wrote this point; each call for a step and tag uses up one written point."""

@@ -130,7 +130,8 @@ class FollowedLines:
         if (size := os.fstat(self._fd).st_size) < self._offset:
             self._offset, self._rest = size, b""
         chunks = [self._rest]
-        while chunk := os.pread(self._fd, 1 << 20, self._offset):
+        # Not beyond that size: the end of a file that grows as fast as it is read is never reached.
+        while chunk := os.pread(self._fd, min(size - self._offset, 1 << 20), self._offset):
             self._offset += len(chunk)
             chunks.append(chunk)
         *whole, self._rest = self._ends.split(b"".join(chunks))

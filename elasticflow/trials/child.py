@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elasticflow import errors
+from elasticflow import errors, events
 from elasticflow.compiler.provenance.job_json import job_from_json, job_to_json
 from elasticflow.errors import ElasticflowError, TrialFailedError
 from elasticflow.jobfile.tables.job import EnvTable
@@ -199,8 +199,7 @@ class TrialRun:
         verdict = state_of(self.run).verdict or {}
         said = self._log.read_text(encoding="utf-8", errors="replace").strip()
         why = verdict.get("error") or said or f"it ended with code {self._process.returncode}"
-        failures = RunHistory.read(self.run).failures
-        traceback = text_of(failures[-1], "traceback") if failures else None
+        traceback = text_of(RunHistory.read(self.run).last.get(events.WORKER_FAILED, {}), "traceback")
         count = f"{trial_launch.world.workers} worker{'' if trial_launch.world.workers == 1 else 's'}"
         return TrialFailedError(f"the job failed with {count}: {why}", traceback=traceback or "")
 

@@ -6,7 +6,6 @@ fault: `step` (finished steps when it is done), `what` (a key of KINDS), and the
 
 from __future__ import annotations
 
-import difflib
 import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -171,8 +170,7 @@ class _Reader:
                 self._refuse((*at, key), f"`{key}` is no key of a fault", f"it has {', '.join(_KEYS)}")
         what = row.get("what")
         if not isinstance(what, str) or what not in KINDS:
-            near = difflib.get_close_matches(str(what), KINDS, 1)
-            remedy = f'did you mean "{near[0]}"?' if near else f"there are {', '.join(KINDS)}"
+            remedy = f"there are {', '.join(KINDS)}"
             self._refuse((*at, "what"), f"`what` is {what!r}, which is no fault", remedy)
         if "step" not in row:
             self._refuse((*at, "step"), "`step` is missing", "say after how many finished steps it is done")
@@ -192,12 +190,7 @@ class _Reader:
     def _text_of(self, at: KeyPath, row: dict[str, Any], key: str) -> str:
         value = str(row.get(key, ""))
         if key == "point" and value not in fault_injection.POINTS:
-            near = difflib.get_close_matches(value, fault_injection.POINTS, 1)
-            remedy = (
-                f'did you mean "{near[0]}"?'
-                if near
-                else "see POINTS in elasticflow/system/fault_injection.py"
-            )
+            remedy = f"there are {', '.join(sorted(fault_injection.POINTS))}"
             self._refuse((*at, key), f"`point` is {value!r}, which is no fault point", remedy)
         if key == "act" and not fault_injection.is_act(value):
             self._refuse(

@@ -9,7 +9,8 @@ import sys
 import tempfile
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -54,70 +55,58 @@ class TrialOutcome:
     compared: Compared
 
 
-def verify(
-    subject: TriedJob,
-    worlds: Sequence[World],
-    steps: int,
-    tolerance: float,
-    scratch: Path,
-    begin: Callable[[Trial], Callable[[int], None]],
-    *,
-    is_kept: bool = True,
-) -> Iterator[TrialOutcome]:
-    """Yield the result of each trial as soon as it is over: one at each of *worlds*, of which the first is the reference.
+@dataclass
+class Verification:
+    """Runs trials of a job, and compares each with the first.
 
-    Then comes a restarted trial: at the first world size a worker is killed, the launch is drained, and the run continues
-    with as many workers. Its bits are compared even if the job is not exact, since lost state shows there. If the bits
-    differ and the job is not exact, the reference is repeated: if the repetition has other bits, too, the machine
-    cannot repeat the job, and the losses are compared. If there are several world sizes, a disturbed trial comes last:
-    it begins at the last
-    world size, a worker is killed, and the run continues at the first.
-
-    Args:
+    Attributes:
         subject: The job; its own runs and snapshots are left alone.
         worlds: World sizes and degrees that `trial.check` has passed.
-        steps: Steps of each trial; fewer if the job is shorter.
         tolerance: Tolerance of `compare_losses`.
         begin: Called with each trial before it starts; returns a function that is called with its steps so far.
         is_kept: False: each run is removed as soon as it is over.
-
-    Raises:
-        TrialFailedError: the job itself failed in a trial.
-        TrialRefusedError: the job is too short, as its trial showed.
     """
-    verifying = _Verifying(subject, worlds, tolerance, scratch, begin, is_kept=is_kept)
-    for number, world in enumerate(worlds, 1):
-        outcome = verifying.outcome(trials.undisturbed(number, world, steps))
-        yield outcome
-        if number == 1:
-            steps = outcome.steps
-            trials.check_length(steps)
-    yield verifying.outcome(trials.restarted(len(worlds) + 1, worlds[0], steps), asks_for_bits=True)
-    if worlds[-1] != worlds[0]:
-        yield verifying.outcome(trials.disturbed(len(worlds) + 2, worlds[-1], worlds[0], steps))
 
+    subject: TriedJob
+    worlds: Sequence[World]
+    tolerance: float
+    scratch: Path
+    begin: Callable[[Trial], Callable[[int], None]]
+    is_kept: bool
+    _mark: str = field(default_factory=partial(secrets.token_hex, 2), init=False)
+    _is_exact: bool = field(default=False, init=False)
+    _reference: list[Record] = field(default_factory=list, init=False)
+    _measured: compare_runs.Evaluated = field(default_factory=dict, init=False)
+    # Keys are run folders, which may no longer exist.
+    _evaluated: dict[RunFolder, compare_runs.Evaluated] = field(default_factory=dict, init=False)
 
-class _Verifying:
-    """Runs trials and compares each with the first; the arguments are those of `verify`."""
+    def outcomes(self, steps: int) -> Iterator[TrialOutcome]:
+        """Yield the result of each trial as soon as it is over: one at each world size, of which the first is the reference.
 
-    def __init__(
-        self,
-        subject: TriedJob,
-        worlds: Sequence[World],
-        tolerance: float,
-        scratch: Path,
-        begin: Callable[[Trial], Callable[[int], None]],
-        *,
-        is_kept: bool,
-    ) -> None:
-        self._subject, self._worlds, self._tolerance = subject, worlds, tolerance
-        self._scratch, self._begin, self._is_kept = scratch, begin, is_kept
-        self._mark = secrets.token_hex(2)
-        self._is_exact = bool(subject.is_exact)
-        self._reference: list[Record] = []
-        self._measured: compare_runs.Evaluated = {}
-        # Keys are run folders, which may no longer exist.
-        self._evaluated: dict[RunFolder, compare_runs.Evaluated] = {}
+        Then comes a restarted trial: at the first world size a worker is killed, the launch is drained, and the run
+        continues with as many workers. Its bits are compared even if the job is not exact, since lost state shows
+        there. If the bits differ and the job is not exact, the reference is repeated: if the repetition has other bits,
+        too, the machine cannot repeat the job, and the losses are compared. If there are several world sizes, a
+        disturbed trial comes last: it begins at the last world size, a worker is killed, and the run continues at the
+        first.
+
+        Args:
+            steps: Steps of each trial; fewer if the job is shorter.
+
+        Raises:
+            TrialFailedError: the job itself failed in a trial.
+            TrialRefusedError: the job is too short, as its trial showed.
+        """
+        worlds, self._is_exact = self.worlds, bool(self.subject.is_exact)
+        for number, world in enumerate(worlds, 1):
+            outcome = self.outcome(trials.undisturbed(number, world, steps))
+            yield outcome
+            if number == 1:
+                steps = outcome.steps
+                trials.check_length(steps)
+        yield self.outcome(trials.restarted(len(worlds) + 1, worlds[0], steps), asks_for_bits=True)
+        if worlds[-1] != worlds[0]:
+            yield self.outcome(trials.disturbed(len(worlds) + 2, worlds[-1], worlds[0], steps))
 
     def outcome(self, trial: Trial, *, asks_for_bits: bool = False) -> TrialOutcome:
         """Run *trial* and compare it with the reference; bits are compared for an exact job, or if *asks_for_bits*."""
@@ -141,20 +130,20 @@ class _Verifying:
             comparison = compare_runs.with_evaluations(comparison, self._measured, measured)
             if self._is_exact or comparison.difference is None or self._can_be_repeated():
                 return comparison, "bits"
-        return compare_runs.compare_losses(self._reference, records, self._tolerance), "curve"
+        return compare_runs.compare_losses(self._reference, records, self.tolerance), "curve"
 
     def _can_be_repeated(self) -> bool:
         steps = max(record.step for record in self._reference)
-        again = trials.undisturbed(trials.count(self._worlds) + 1, self._worlds[0], steps)
+        again = trials.undisturbed(trials.count(self.worlds) + 1, self.worlds[0], steps)
         return compare_runs.compare_bits(self._reference, self._played(again)[1]).difference is None
 
     def _played(self, trial: Trial) -> tuple[RunFolder, list[Record]]:
-        played = TrialRun(trial, self._subject, self._scratch, self._mark)
-        records = played.play(self._begin(trial))
-        if self._subject.is_exact is None:
+        played = TrialRun(trial, self.subject, self.scratch, self._mark)
+        records = played.play(self.begin(trial))
+        if self.subject.is_exact is None:
             self._is_exact = played.is_exact
         self._evaluated[played.run] = compare_runs.evaluated_in(read(played.run.metrics))
-        if not self._is_kept:
+        if not self.is_kept:
             # Snapshots of a large model could fill the disk.
             shutil.rmtree(played.run.path, ignore_errors=True)
         return played.run, records

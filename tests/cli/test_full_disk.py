@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -52,3 +53,15 @@ def test_closed_streams_are_no_error() -> None:
         ["sh", "-c", f"{command} 2>&- <&-"], capture_output=True, text=True, check=False, timeout=100
     )
     assert (0, True) == (done.returncode, done.stdout.startswith("# "))
+
+
+def test_signs_that_the_locale_lacks_are_no_error() -> None:
+    """A question mark stands for each, such as for the marks of `doctor`."""
+    done = subprocess.run(
+        [sys.executable, "-m", "elasticflow", "validate", "✓.toml"],
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+    )
+    assert (1, b"") == (done.returncode, done.stderr)
+    assert done.stdout.startswith(b"error[EF001]: no such file: ?.toml\n")

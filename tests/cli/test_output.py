@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+import os
 import time
 from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.output import ProgressMeter, bytes_done, table
+from elasticflow.cli.output import ProgressMeter, bytes_done, table, write_file
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pytest
 
 
@@ -68,3 +71,18 @@ def test_nothing_where_nobody_looks() -> None:
         time.sleep(0.15)
         meter(500)
     assert "" == out.getvalue()
+
+
+def test_a_pipe_and_a_link_are_written_to_and_not_replaced(tmp_path: Path) -> None:
+    """`-o /dev/null`, of a user who may make files in /dev; and a link of the user's own."""
+    pipe, link, file = tmp_path / "pipe", tmp_path / "link", tmp_path / "there" / "file"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert 5 == write_file(pipe, "text\n")
+        assert (b"text\n", True) == (os.read(reader, 100), pipe.is_fifo())
+    finally:
+        os.close(reader)
+    link.symlink_to(file)
+    assert 5 == write_file(link, "text\n")
+    assert ("text\n", True) == (file.read_text(), link.is_symlink())

@@ -74,6 +74,24 @@ def test_limits_of_a_container(tmp_path: Path) -> None:
     assert is_cut == ("set nodes.nproc_per_node = 1, or" in _named(found, "cores").remedy)
 
 
+def test_workers_of_a_machine_with_gpus(tmp_path: Path) -> None:
+    """A worker for each GPU, of which a machine has far fewer than cores: handles and memory for these are enough."""
+    for number in range(3):
+        (tmp_path / "gpus" / str(number)).mkdir(parents=True)
+    job = make_job(nodes__nproc_per_node="auto")
+    assert needs_of(tmp_path, gpus=tmp_path / "gpus").workers == 3
+    assert needs_of(tmp_path, job, gpus=tmp_path / "gpus").workers == 3
+    on_cpu = make_job(nodes__nproc_per_node="auto", nodes__device="cpu")
+    assert needs_of(tmp_path, on_cpu, gpus=tmp_path / "gpus").workers == len(os.sched_getaffinity(0))
+
+
+def test_few_workers_in_a_container_with_few_cores(tmp_path: Path) -> None:
+    """The limit is told, and is no reason to change anything."""
+    (tmp_path / "cpu.max").write_text("100000 100000\n")
+    found = _named(machine(replace(_needs(tmp_path), workers=1), cgroup=tmp_path), "cores")
+    assert (found.verdict, found.remedy) == ("ok", "")
+
+
 def test_what_standby_workers_took_in_the_newest_run(tmp_path: Path) -> None:
     """Told where there is memory for them, else with what comes of it; nothing without a run that had some."""
     needs = replace(_needs(tmp_path), workers=2)

@@ -110,6 +110,31 @@ def test_what_needs_a_supervisor_says_so(folder: RunFolder, capsys: pytest.Captu
     assert "the command that started it continues with it" in capsys.readouterr().err
     assert call(["status", "hand", "--follow"]) == 2
     assert "elasticflow logs hand --follow" in capsys.readouterr().err
+    assert call(["cancel"]) == 2
+    assert '"hand" was started without `elasticflow run`' in capsys.readouterr().err
+
+
+def test_an_exception_is_a_failure_until_the_next_start(
+    folder: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of a run of a supervisor: `status` and `why` show its error, and its own frames."""
+    error, frame = "ValueError: sample 7 is broken", '  File "loop.py", line 9, in <module>\n    step()\n'
+    traceback = f"Traceback (most recent call last):\n{frame}{error}\n"
+    raised = line(2, events.WORKER_RAISED, 6, **{"class": "user_error"}, error=error, traceback=traceback)
+    with folder.rank_log(2, 0).open("a") as log:
+        log.write(json.dumps(raised) + "\n")
+    assert call(["why", "hand"]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("hand by-hand  failed, 1 failure\n")
+    assert f"\nrank 0: {error}\n  Traceback" in told
+    assert '    File "loop.py", line 9' in told
+    assert call(["status", "hand", "--exit-code"]) == 1
+    assert f"error: rank 0: {error}\n" in capsys.readouterr().out
+    again = folder.rank_log(3, 0)
+    again.parent.mkdir()
+    again.write_text(json.dumps(line(3, events.TRAINING_STARTED, 4, steps=10, epoch=0)) + "\n")
+    status = read_status(find_run(folder.path.parents[2], "hand", by_hand=True))
+    assert (status.status, status.verdict) == ("interrupted", None)
 
 
 @pytest.mark.parametrize(

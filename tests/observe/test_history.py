@@ -36,7 +36,7 @@ def test_a_killed_worker_is_a_stop_with_what_followed() -> None:
         *(stop.generation, stop.at, stop.kind, stop.step),
         *(stop.left, stop.back_s, stop.redone, stop.verdict),
     )
-    (failure,) = history.failures
+    failure = history.last[events.WORKER_FAILED]
     assert (4711, 1, 4711, SIGKILLED) == (failure["pid"], stop.rank, stop.pid, stop.error)
     snapshot = history.snapshots[0]
     assert ("s", 1, "committed", START + 3.6, 3.6, 291_234) == (
@@ -44,7 +44,7 @@ def test_a_killed_worker_is_a_stop_with_what_followed() -> None:
         *(round(snapshot.at_s, 3), snapshot.num_bytes),
     )
     assert history.snapshot is history.snapshots[-1]
-    assert (3, 1437, 23466, 2, 60) == (len(history.snapshots), history.samples, history.parameters, history.workers, history.step)  # fmt: skip
+    assert (3, 1437, 23466, 2, 60) == (len(history.snapshots), history.samples, history.parameters, second.world_size, history.step)  # fmt: skip
 
 
 def test_a_run_that_fails_ends_with_the_stop_that_nothing_came_back_from() -> None:
@@ -148,7 +148,7 @@ def test_a_history_that_forgets_stays_small_and_knows_what_is_true_now() -> None
         ):
             history.take(happened)
             history.forget()
-    kept = (history.stops, history.failures, history.snapshots, history.node_events, history.generations)
+    kept = (history.stops, history.snapshots, history.node_events, history.generations)
     assert {1} == {len(each) for each in kept}
     assert (history.failed, history.stops[0].error) == (3000, "e3000")
     assert history.snapshot is not None

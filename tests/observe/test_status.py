@@ -112,6 +112,27 @@ def test_running_with_a_free_lock_is_interrupted(run: Path) -> None:
     assert (status.status, status.workers, status.pid) == ("interrupted", (), None)
 
 
+def test_a_run_that_ends_while_it_is_looked_at(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its state is read, it finishes and frees the lock: it is finished, not interrupted."""
+    change(run, status="running", pid=1)
+
+    def ends(folder: RunFolder) -> bool:
+        change(run, status="finished", step=60)
+        return False
+
+    monkeypatch.setattr("elasticflow.observe.status.is_locked", ends)
+    status = read_status(RunFolder(run))
+    assert (status.status, status.step, status.lost) == ("finished", 60, None)
+
+
+def test_step_and_loss_are_of_one_line(run: Path) -> None:
+    """A supervisor that is killed may have written steps after its last state."""
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write("\n" + json.dumps(step(5, 50)) + "\n")
+    status = read_status(RunFolder(run))
+    assert (status.step, status.epoch, status.loss) == (50, 2, 0.04)
+
+
 def test_looking_leaves_the_lock_free(run: Path) -> None:
     """After a look the supervisor can take the lock."""
     (run / "lock").touch()

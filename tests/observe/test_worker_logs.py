@@ -96,3 +96,11 @@ def test_following_one_generation_stays_with_it(run: Path) -> None:
     """A generation that was named is the only one shown."""
     lines = list(follow(RunFolder(run), 1, 0, is_live=lambda: False, pause=lambda _: None))
     assert {(line.generation, line.rank) for line in lines} == {(1, 0)}
+
+
+def test_a_progress_bar_is_its_last_state(run: Path) -> None:
+    """As on a terminal, where it is drawn over itself."""
+    log = run / "logs" / "g0002" / "rank0.stderr"
+    log.write_bytes(b"".join(b"\r%3d%%|###" % done for done in range(101)) + b"\nafter\r\n")
+    lines = [line.text for line in read_logs(RunFolder(run), rank=0) if line.stream == "stderr"]
+    assert lines == ["100%|###", "after"]

@@ -16,7 +16,7 @@ from elasticflow.report.chart import HEIGHT, Labelled, chart_of, round_values
 
 def one(*points: tuple[int, float], generation: int = 1) -> Curve:
     """Return a curve of one generation."""
-    return Curve("loss", (Segment(generation, points),), count=len(points), last=points[-1][1])
+    return Curve("loss", (Segment(generation, points),), last=points[-1][1])
 
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e9))

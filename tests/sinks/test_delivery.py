@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -164,3 +165,27 @@ def test_who_asks_for_a_pause_gets_it(tmp_path: Path, monkeypatch: pytest.Monkey
     assert 6.0 < first <= 7.0
     assert second == 0.0
     assert "too many" == told[0][1]["error"]
+
+
+def test_a_sink_is_closed_though_its_first_record_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk: the next try opens the sink anew, which may need the port that the first one holds."""
+    written, remote = Written.under(tmp_path), Remote()
+    written.metrics([step_line(1)])
+    closed: list[Collecting] = []
+
+    def close(sink: Collecting) -> None:
+        closed.append(sink)
+
+    monkeypatch.setattr(Collecting, "close", close)
+    write, failures = the_delivery.write_record, [OSError(errno.ENOSPC, "No space left on device")]
+
+    def write_or_fail(*arguments: Any) -> None:
+        if failures:
+            raise failures.pop()
+        write(*arguments)
+
+    monkeypatch.setattr(the_delivery, "write_record", write_or_fail)
+    delivery_of(written, remote, []).run()
+    assert len(closed) == len(set(map(id, closed))) == 2

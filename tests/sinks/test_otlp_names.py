@@ -27,18 +27,12 @@ FAILED: dict[str, Any] = {
 
 
 def test_an_event_as_a_log_record_of_opentelemetry() -> None:
-    """Name and severity are parts of the record, the run is the resource, the rest attributes; null is left out."""
+    """Name and severity are parts of the record, the run is the resource's, the rest attributes; null is left out."""
     record = to_otel(FAILED)
 
     assert record.event_name == "worker.failed"
-    assert record.body is None
     assert record.unix_nanoseconds == 1795402800250001000
     assert (record.severity_number, record.severity_text) == (17, "ERROR")
-    assert record.resource == {
-        "service.name": "elasticflow",
-        "elasticflow.job.name": "mnist",
-        "elasticflow.run.id": "a1",
-    }
     assert record.attributes == {
         "elasticflow.generation": 2,
         "elasticflow.rank": 1,
@@ -51,22 +45,21 @@ def test_an_event_as_a_log_record_of_opentelemetry() -> None:
     }
 
 
-def test_a_log_line_has_a_body_and_its_exception_a_stack() -> None:
-    """No event name: its message is no name of low cardinality."""
+def test_an_exception_has_its_stack() -> None:
+    """Its type, its message, and its frames as a traceback."""
     frame = {"path": "a.py", "line": 3, "function": "step", "code": "x", "is_own": True}
     line = {
         "timestamp": "2026-11-23T03:00:00Z",
         "level": "warning",
-        "event": "disk nearly full",
-        "logger": "my.data",
+        "event": "worker.raised",
         "exception": {"type": "OSError", "message": "no space", "frames": [frame]},
     }
-    record = to_otel(line, is_event=False)
+    record = to_otel(line)
 
-    assert (record.event_name, record.body) == ("", "disk nearly full")
     assert record.attributes["exception.type"] == "OSError"
     assert record.attributes["exception.stacktrace"].splitlines() == [
         '  File "a.py", line 3, in step',
+        "    x",
         "OSError: no space",
     ]
 

@@ -10,6 +10,8 @@ from elasticflow.system.json_lines import FollowedLines, lines_from_end
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pytest
+
 
 def test_torn_and_foreign_lines_are_left_out(tmp_path: Path) -> None:
     """A file that is being written ends in half a line; that is no error."""
@@ -54,6 +56,25 @@ def test_follower_survives_a_cut(tmp_path: Path) -> None:
     with path.open("ab") as file:
         file.write(b"again\n")
     assert follower.lines() == [b"again"]
+
+
+def test_follower_of_a_file_that_grows_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that prints faster than its lines are read does not keep the reader for ever."""
+    path, pread, reads = tmp_path / "log", os.pread, iter(range(100))
+    path.write_bytes(b"first\n")
+
+    def read_while_it_grows(descriptor: int, size: int, offset: int) -> bytes:
+        if next(reads, None) is not None:
+            with path.open("ab") as file:
+                file.write(b"more\n")
+        return pread(descriptor, size, offset)
+
+    monkeypatch.setattr(os, "pread", read_while_it_grows)
+    follower = FollowedLines(path)
+    assert follower.lines() == [b"first"]
+    assert set(follower.lines()) == {b"more"}
 
 
 def test_lines_from_the_end_of_a_file_that_is_cut_meanwhile(tmp_path: Path) -> None:

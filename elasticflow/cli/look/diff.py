@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from elasticflow.compiler.provenance.drift import Difference
     from elasticflow.observe.run_inputs import RunInputs
-    from elasticflow.observe.status import RunStatus
     from elasticflow.protocol.key_weights import Weight
 
 _COLOURS: dict[Weight, str] = {"corrupting": "red", "trajectory": "yellow", "harmless": "green"}
@@ -142,13 +141,15 @@ def _subject_of(difference: Difference) -> str:
 
 def _outcome_of(inputs: RunInputs) -> dict[str, object] | None:
     """Return the outcome of a run; None without a run folder."""
+    from elasticflow.observe.terminal.formats import span
+
     status = inputs.status
     if status is None:
         return None
     return {
         "status": status.status,
         "launches": status.launch,
-        "took": _took(status),
+        "took": span(sum(status.durations.values())) if status.durations else None,
         "steps": None if status.has_no_steps else status.step,
         "loss": status.loss,
         **{f"evaluation {name}": value for name, value in status.evaluation.items()},
@@ -156,12 +157,6 @@ def _outcome_of(inputs: RunInputs) -> dict[str, object] | None:
         "restarts": status.restarts,
         "samples_per_s": status.samples_per_s,
     }
-
-
-def _took(status: RunStatus) -> str | None:
-    from elasticflow.observe.terminal.formats import span
-
-    return span(sum(status.durations.values())) if status.durations else None
 
 
 def _outcomes(old: RunInputs, new: RunInputs) -> Iterator[str]:

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from elasticflow import events
 from elasticflow.cli.output import paint, warn
 from elasticflow.cli.parameters import RUN, format_option
 from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe import remote_logs
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.status import is_locked
+from elasticflow.observe.terminal.event_lines import stack_of
 from elasticflow.observe.terminal.formats import local_time
 from elasticflow.observe.worker_logs import LEVELS, LogLine, follow, read_logs
 from elasticflow.system.records import unix_time
@@ -29,21 +31,7 @@ _COLOURS = {"debug": "bright_black", "warning": "yellow", "error": "red", "criti
 # Seconds between two requests to the hosts of a run that is followed.
 _ASK_S = 1.0
 # Fields that are not repeated after the event: every line has them, or they are shown before the event.
-_LEFT_OUT = frozenset(
-    {
-        "timestamp",
-        "level",
-        "event",
-        "logger",
-        "origin",
-        "job",
-        "run_id",
-        "generation",
-        "node",
-        "rank",
-        "world_size",
-    }
-)
+_LEFT_OUT = {*events.COMMON_FIELDS, *events.WORKER_FIELDS, "logger", "origin", "exception"} - {"step"}
 
 
 @click.command("logs")
@@ -156,9 +144,9 @@ def _as_text(line: LogLine) -> str:
     clock = "" if at is None else f"{local_time(seconds)[11:]}.{thousandths:03d} "
     level = str(record.get("level", "info"))
     event = str(record.get("event", ""))
-    quotes = [
-        f"\n    {row}" for k, v in record.items() if _is_quote(v) and k != "event" for row in v.splitlines()
-    ]
+    quotes = [row for k, v in record.items() if _is_quote(v) and k != "event" for row in v.splitlines()]
+    if isinstance(exception := record.get("exception"), dict) and not record.get("traceback"):
+        quotes += stack_of(exception)
     facts = " ".join(
         f"{key}={value if isinstance(value, str) else json.dumps(value)}"
         for key, value in record.items()
@@ -168,7 +156,7 @@ def _as_text(line: LogLine) -> str:
     first_line = (
         f"{paint(f'{clock}{where}', dim=True)}  {paint(shown, _COLOURS.get(level), bold=level != 'debug')}"
     )
-    return f"{first_line}  {facts}".rstrip() + "".join(quotes)
+    return "\n    ".join((f"{first_line}  {facts}".rstrip(), *quotes))
 
 
 def _is_quote(value: object) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from elasticflow.cli.output import STATUS_COLOURS, paint, print_json, show_damage, table, terminal_width
@@ -13,22 +11,9 @@ from elasticflow.observe.runs import list_runs
 from elasticflow.observe.status import RunStatus, read_status
 from elasticflow.observe.terminal.formats import local_time, number, percent, span
 
-if TYPE_CHECKING:
-    from elasticflow.launcher.journal.post_mortem import Kind
-
 _HEADER = ("RUN", "JOB", "STATUS", "STEP", "LOSS", "EVALUATION", "STARTED", "TOOK", "GOODPUT")
 # These columns are left out first in a narrow terminal; `status` and JSON have them all.
 _FIRST_TO_GO = ("STARTED", "LOSS", "GOODPUT", "TOOK", "EVALUATION")
-
-# The likely end of a supervisor that could not record its own end.
-_LOST: dict[Kind, str] = {
-    "killed": "killed?",
-    "out_of_memory": "out of memory?",
-    "disk_full": "disk full",
-    "machine_restarted": "machine restarted",
-    "container_restarted": "container restarted",
-    "elsewhere": "lost elsewhere",
-}
 
 
 @click.command("list")
@@ -59,7 +44,8 @@ def command(job: str | None, form: str) -> None:
 
 def _row(status: RunStatus) -> tuple[str, ...]:
     of = "" if status.steps is None else f"/{status.steps}"
-    lost = f" ({_LOST[status.lost.kind]})" if status.lost else ""
+    # The likely end of a supervisor that could not record its own end.
+    lost = f" ({status.lost.kind.replace('_', ' ')}?)" if status.lost else ""
     return (
         status.folder.run_id,
         status.folder.job,

@@ -4,69 +4,46 @@ from __future__ import annotations
 
 import secrets
 import shutil
-import sys
 import time
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.output import paint, table, terminal_width
-from elasticflow.cli.parameters import JOB_NAME, RUN
-from elasticflow.errors import ANSWER_IS_NO, FINISHED
+from elasticflow.cli.output import agreed, paint, table, terminal_width
+from elasticflow.cli.parameters import DURATION, JOB_NAME, RUN, dry_run_option, yes_option
+from elasticflow.errors import ANSWER_IS_NO, FINISHED, ElasticflowError
 from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.runs import find_run, list_runs
 from elasticflow.observe.status import is_locked, read_status
 from elasticflow.observe.terminal.formats import local_time, plural, size
-from elasticflow.run_folder import step_of
+from elasticflow.run_folder import recorded_place, step_of
+from elasticflow.system.units import parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
-    from elasticflow.observe.status import RunStatus
     from elasticflow.run_folder import RunFolder
 
 _STATUSES = ("finished", "interrupted", "failed")
-_dry_run_option = click.option(
-    "--dry-run", is_flag=True, help="Only show what would be removed, and its size."
-)
-_yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 _pinned_option = click.option("--pinned", is_flag=True, help="Also runs with pinned snapshots.")
 
 
-@dataclass(frozen=True)
 class Going:
-    """A run to remove: its state, the bytes in its folder, the place of further snapshots, and its pinned snapshots."""
+    """A run to remove: its state, the bytes in its folder, and its pinned snapshots."""
 
-    status: RunStatus
-    bytes: int
-    elsewhere: str | None
-    pinned: int
-
-    @property
-    def folder(self) -> RunFolder:
-        """The run."""
-        return self.status.folder
-
-    @classmethod
-    def of(cls, folder: RunFolder) -> Going:
-        """Return the record of a run to remove."""
+    def __init__(self, folder: RunFolder) -> None:
         files = [path for path in folder.path.rglob("*") if path.is_file() and not path.is_symlink()]
-        pins = folder.path / "pins"
-        return cls(
-            read_status(folder),
-            sum(path.stat().st_size for path in files),
-            _elsewhere(folder),
-            len(list(pins.glob("*.json"))) if pins.is_dir() else 0,
-        )
+        self.folder, self.status = folder, read_status(folder)
+        self.bytes = sum(path.stat().st_size for path in files)
+        self.pinned = sum(path.match("pins/*.json") for path in files)
 
 
 @click.command("rm")
 @click.argument("runs", type=RUN, metavar="RUN...", nargs=-1, required=True)
-@_dry_run_option
+@dry_run_option
 @_pinned_option
-@_yes_option
+@yes_option
 def rm(runs: tuple[str, ...], *, dry_run: bool, pinned: bool, yes: bool) -> int:
     """Remove runs: their folders with snapshots, logs and metrics.
 
@@ -80,21 +57,25 @@ def rm(runs: tuple[str, ...], *, dry_run: bool, pinned: bool, yes: bool) -> int:
     """
     root = current_project_root()
     folders = {folder.path: folder for folder in (find_run(root, run) for run in runs)}
-    for folder in folders.values():
-        _require_over(folder)
-    return _remove([Going.of(folder) for folder in folders.values()], dry_run=dry_run, pinned=pinned, yes=yes)
+    for path, folder in folders.items():
+        if is_locked(folder):  # its files come and go while they would be counted
+            raise ElasticflowError(f"{path} is running", f"end it first: elasticflow cancel {folder.run_id}")
+    return _remove([Going(folder) for folder in folders.values()], dry_run=dry_run, pinned=pinned, yes=yes)
 
 
 @click.command("prune")
 @click.argument("job", type=JOB_NAME, required=False)
 @click.option("--keep", type=click.IntRange(min=0), metavar="N", help="The newest N of each job stay.")
 @click.option(
-    "--older-than", metavar="TIME", help='Only runs without a sign of life for this long: "30 d", "12 h".'
+    "--older-than",
+    type=DURATION,
+    metavar="TIME",
+    help='Only runs without a sign of life for this long: "30 d", "12 h".',
 )
 @click.option("--status", type=click.Choice(_STATUSES), multiple=True, help="Only runs with this status.")
-@_dry_run_option
+@dry_run_option
 @_pinned_option
-@_yes_option
+@yes_option
 def prune(
     job: str | None,
     keep: int | None,
@@ -116,14 +97,14 @@ def prune(
     """
     if keep is None and older_than is None and not status:
         raise click.UsageError('say which runs: --keep N, --older-than "30 d" or --status failed')
-    oldest = None if older_than is None else time.time() - _seconds(older_than)
+    oldest = None if older_than is None else time.time() - parse_duration(older_than)
     kept: dict[str, int] = {}
     going = []
     for folder in list_runs(current_project_root(), job):  # the newest first
         kept[folder.job] = kept.get(folder.job, 0) + 1
         if is_locked(folder) or (keep is not None and kept[folder.job] <= keep):
             continue
-        run = Going.of(folder)
+        run = Going(folder)
         if (
             (oldest is None or (run.status.updated or folder.path.stat().st_mtime) < oldest)
             and (not status or run.status.status in status)
@@ -133,33 +114,8 @@ def prune(
     return _remove(going, dry_run=dry_run, pinned=True, yes=yes)
 
 
-def _seconds(text: str) -> float:
-    from elasticflow.system.units import parse_duration
-
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise click.BadParameter(f'{error}, or like "30 d"', param_hint="--older-than") from None
-
-
-def _require_over(folder: RunFolder) -> None:
-    """Refuse a run that is running, whose files come and go while they would be counted.
-
-    Raises:
-        ElasticflowError: the run is running.
-    """
-    from elasticflow.errors import ElasticflowError
-
-    if is_locked(folder):
-        raise ElasticflowError(
-            f"{folder.path} is running", f"end it first: elasticflow cancel {folder.run_id}"
-        )
-
-
 def _remove(going: Sequence[Going], *, dry_run: bool, pinned: bool, yes: bool) -> int:
     """Show the runs, ask, and remove them; nothing is removed if one of the runs must stay."""
-    from elasticflow.errors import ElasticflowError
-
     if not going:
         click.echo("no run meets the rules")
         return FINISHED
@@ -173,11 +129,8 @@ def _remove(going: Sequence[Going], *, dry_run: bool, pinned: bool, yes: bool) -
     if dry_run:
         return FINISHED
     total = size(sum(run.bytes for run in going))
-    if not yes:
-        if not sys.stdin.isatty():
-            raise click.UsageError("there is no terminal to ask on: give --yes, or --dry-run to look only")
-        if not click.confirm(f"Remove {plural(len(going), 'run')} ({total})?", err=True):
-            return ANSWER_IS_NO
+    if not yes and not agreed(f"Remove {plural(len(going), 'run')} ({total})?"):
+        return ANSWER_IS_NO
     for run in going:
         _remove_folder(run.folder)
     click.echo(f"removed {plural(len(going), 'run')}, {total} freed")
@@ -200,24 +153,10 @@ def _print(going: Sequence[Going]) -> None:
     ]
     click.echo("\n".join(table(header, rows, width=terminal_width(), first_to_go=("LAST SEEN", "STEP"))))
     for run in going:
-        if run.elsewhere is not None:
-            click.echo(paint(f"{run.folder.run_id}: its snapshots at {run.elsewhere} stay", "yellow"))
-
-
-def _elsewhere(folder: RunFolder) -> str | None:
-    """Return the place of a run's snapshots; None if they are in the run's folder."""
-    from elasticflow.run_folder import snapshot_place
-    from elasticflow.system import records
-
-    numbers = folder.launch_numbers()
-    plan = records.read(folder.launch(numbers[-1]) / "job.json") if numbers else None
-    job = plan.get("job") if isinstance(plan, dict) else None
-    snapshots = job.get("snapshots") if isinstance(job, dict) else None
-    uri = snapshots.get("uri") if isinstance(snapshots, dict) else None
-    if not isinstance(uri, str):
-        return None
-    place, prefix = snapshot_place(uri, folder, folder.path.parents[2])
-    return f"{place.rstrip('/')}/{prefix}"
+        place, prefix = recorded_place(run.folder)
+        if prefix:
+            text = f"{run.folder.run_id}: its snapshots at {place.rstrip('/')}/{prefix} stay"
+            click.echo(paint(text, "yellow"))
 
 
 def _remove_folder(folder: RunFolder) -> None:
@@ -227,18 +166,11 @@ def _remove_folder(folder: RunFolder) -> None:
     hidden = folder.path.with_name(f".removed-{secrets.token_hex(4)}")
     with locked(folder):
         folder.path.rename(hidden)
-    _remove_tree(hidden)
-    parent: Path = folder.path.parent
-    if not any(parent.iterdir()):
-        parent.rmdir()
-
-
-def _remove_tree(path: Path) -> None:
-    from elasticflow.errors import ElasticflowError
-
     try:
-        shutil.rmtree(path)
+        shutil.rmtree(hidden)
     except OSError as error:
         raise ElasticflowError(
-            f"{path} could not be removed: {error}", "remove it by hand: it is no run any more"
+            f"{hidden} could not be removed: {error}", "remove it by hand: it is no run any more"
         ) from error
+    with suppress(OSError):  # the job has other runs
+        folder.path.parent.rmdir()

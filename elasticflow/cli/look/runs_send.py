@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from elasticflow.cli.output import warn
-from elasticflow.cli.parameters import RUN
+from elasticflow.cli.parameters import DURATION, RUN
 from elasticflow.observe.terminal.formats import plural
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 @click.argument("run", type=RUN, required=False)
 @click.option(
     "--timeout",
+    type=DURATION,
     metavar="DURATION",
     default="1 min",
     show_default=True,
@@ -41,10 +42,6 @@ def command(*, run: str | None, timeout: str) -> int:
     from elasticflow.sinks.registry import check_installed
     from elasticflow.system.units import parse_duration
 
-    try:
-        patience_s = parse_duration(timeout)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--timeout") from None
     folder = find_run(current_project_root(), run)
     check_installed(read_facts(folder)[0].logging)
     with locked(folder):
@@ -53,7 +50,7 @@ def command(*, run: str | None, timeout: str) -> int:
             warn(f"run {folder.run_id} has no sinks: logging.sinks and [notify] choose them")
             return FINISHED
         before = [delivery.unsent() for delivery in deliveries]
-        send(deliveries, patience_s)
+        send(deliveries, parse_duration(timeout))
         for delivery, count in zip(deliveries, before, strict=True):
             click.echo(_outcome(delivery, count))
     return FINISHED if all(delivery.is_done.is_set() for delivery in deliveries) else ANSWER_IS_NO

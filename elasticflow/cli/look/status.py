@@ -13,13 +13,8 @@ from elasticflow.errors import ANSWER_IS_NO, EXIT_CODES, FINISHED, INTERRUPTED
 from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.by_hand import RunByHand
 from elasticflow.observe.history import RunHistory
-from elasticflow.observe.incidents import (
-    code_warnings_of,
-    data_warnings_of,
-    overlap_of,
-    restart_anew_of,
-    slow_ranks_of,
-)
+from elasticflow.observe.incidents import note_rows, notes_of
+from elasticflow.observe.run_board import doing_in_phase
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.standbys import in_words
 from elasticflow.observe.status import read_status
@@ -28,17 +23,13 @@ from elasticflow.observe.terminal.formats import elapsed, local_time, number, pe
 from elasticflow.observe.terminal.measures import device_rows, parts_of_step, percent_of_peak
 from elasticflow.protocol.resume_command import resume_command
 from elasticflow.protocol.run_files import GRAD_NORM
-from elasticflow.run_folder import SNAPSHOT_NAME
+from elasticflow.run_folder import step_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from elasticflow.observe.status import RunStatus
 
 # `status` shows this many notes of a kind at most; `why` shows all.
 _MOST_NOTES = 5
-# Labels of notes that are not called as in JSON.
-_LABELS = {"began_anew": "no steps"}
 
 
 @click.command("status")
@@ -79,23 +70,15 @@ def command(run: str | None, form: str, *, is_following: bool, with_exit_code: b
     status = read_status(folder)
     show_damage(folder)
     history = RunHistory.read(folder)
-    overlap, anew = overlap_of(history), restart_anew_of(history)
-    notes = {
-        "overlap": overlap,
-        "began_anew": anew,
-        "data": data_warnings_of(history),
-        "slow_ranks": slow_ranks_of(history),
-        "warnings": code_warnings_of(history),
-    }
     if form == "json":
         more = {
             "steps_done_again": history.redone,
             "not_held": history.not_held,
             "held_pauses": history.held_pauses,
         }
-        print_json({**status.to_json(), **more, **notes})
+        print_json({**status.to_json(), **more, **notes_of(history)})
     else:
-        _print(status, history, notes)
+        _print(status, history)
     return exit_code_of(status) if with_exit_code else FINISHED
 
 
@@ -110,19 +93,13 @@ def exit_code_of(status: RunStatus) -> int:
     return code if isinstance(code, int) and code in EXIT_CODES else default
 
 
-def _print(status: RunStatus, history: RunHistory, notes: Mapping[str, str | list[str] | None]) -> None:
+def _print(status: RunStatus, history: RunHistory) -> None:
     folder = status.folder
     click.echo(run_headline(status))
     for name, text in _rows(status, history):
         click.echo(f"  {paint(f'{name:<11}', dim=True)} {text}")
-    for name, note in notes.items():
-        texts = [note] if isinstance(note, str) else note or []
-        if len(texts) > _MOST_NOTES:
-            more = f"and {len(texts) - _MOST_NOTES} more: elasticflow why {folder.run_id}"
-            texts = [*texts[:_MOST_NOTES], more]
-        for text in texts:
-            label = _LABELS.get(name, name.replace("_", " "))
-            click.echo(f"  {paint(f'{label:<11}', 'yellow')} {text}")
+    for label, text in note_rows(history, _MOST_NOTES):
+        click.echo(f"  {paint(f'{label:<11}', 'yellow')} {text}")
     _print_failure(status)
     if status.status == "interrupted" and isinstance(folder, RunByHand):
         click.echo("continue with: the command that started it")
@@ -131,9 +108,12 @@ def _print(status: RunStatus, history: RunHistory, notes: Mapping[str, str | lis
 
 
 def _rows(status: RunStatus, history: RunHistory) -> list[tuple[str, str]]:
-    rows = _what(status)
-    if status.doing is not None:
-        rows.append(("now", f"{status.doing.label}: {status.doing.lasting(time.time())}"))
+    rows = [] if status.script is None else [("script", status.script)]
+    rows += [] if status.has_no_steps else [("step", status.progress)]
+    if (doing := status.doing) is None and status.status == "running":
+        doing = doing_in_phase(history)  # as before the first worker is there
+    if doing is not None:
+        rows.append(("now", f"{doing.label}: {doing.lasting(time.time())}"))
     stopped = (status.verdict or {}).get("stopped")
     if stopped is not None:
         rows.append(("stopped by", stopped))
@@ -151,9 +131,7 @@ def _rows(status: RunStatus, history: RunHistory) -> list[tuple[str, str]]:
         rows.append(("evaluation", f"{metrics} at step {status.evaluated_step}{best}{raw}"))
     rows += _speed(status)
     if status.snapshot is not None:
-        match = SNAPSHOT_NAME.fullmatch(status.snapshot)
-        at = f"step {int(match['step'])}, " if match else ""
-        rows.append(("snapshot", f"{at}{status.snapshot}"))
+        rows.append(("snapshot", f"step {step_of(status.snapshot)}, {status.snapshot}"))
     rows += _in_memory(status, history)
     if status.workers:
         who = ", ".join(f"rank {w.rank} pid {w.pid}" for w in status.workers[:8])
@@ -181,12 +159,6 @@ def _in_memory(status: RunStatus, history: RunHistory) -> list[tuple[str, str]]:
     if status.status == "running" and history.not_held is not None:
         return [("in memory", f"nothing: {history.not_held}")]
     return []
-
-
-def _what(status: RunStatus) -> list[tuple[str, str]]:
-    """Return the rows of the script, if the run has one, and of the step, unless the script reports none."""
-    rows = [] if status.script is None else [("script", status.script)]
-    return rows if status.has_no_steps else [*rows, ("step", status.progress)]
 
 
 def _speed(status: RunStatus) -> list[tuple[str, str]]:

@@ -11,17 +11,7 @@ from elasticflow.cli.output import paint, print_json, run_headline, shortest_pat
 from elasticflow.cli.parameters import RUN, format_option
 from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.history import SUPERVISOR_LOST, RunHistory
-from elasticflow.observe.incidents import (
-    code_warnings_of,
-    data_warnings_of,
-    incidents,
-    lingered_of,
-    log_of,
-    overlap_of,
-    restart_anew_of,
-    slow_ranks_of,
-    to_json,
-)
+from elasticflow.observe.incidents import incidents, log_of, note_rows, to_json
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.status import read_status
 from elasticflow.observe.terminal.activities import ENDING
@@ -68,7 +58,7 @@ def command(run: str | None, form: str) -> None:
         click.echo(
             f"  {paint('now    ', dim=True)} {status.doing.text}, since {local_time(status.doing.since)}"
         )
-    for label, text in _warnings(history):
+    for label, text in note_rows(history):
         click.echo(f"  {paint(f'{label:<7}', 'yellow')} {text}")
     if failures:
         *earlier, newest = failures
@@ -79,47 +69,28 @@ def command(run: str | None, form: str) -> None:
             click.echo(f"  {local_time(stop.at)}  {stop.headline}: {_outcome(stop)}")
 
 
-def _warnings(history: RunHistory) -> list[tuple[str, str]]:
-    found = [("overlap", overlap_of(history))]
-    found += [("data", warning) for warning in data_warnings_of(history)]
-    found += [("slow", warning) for warning in slow_ranks_of(history)]
-    found += [("end", text) for text in lingered_of(history)]
-    found.append(("restart", restart_anew_of(history)))
-    found += [("warning", warning) for warning in code_warnings_of(history)]
-    return [(label, text) for label, text in found if text is not None]
-
-
 def _print_whole(stop: Stop, folder: RunFolder, script: str | None) -> None:
     click.echo(f"\n{paint(stop.headline, 'red', bold=True)}")
     for line in (*user_frames(stop.traceback or ""), *stop.stderr):
         click.echo(f"  {line}")
     after = "" if script is not None and stop.step == 0 else f", after step {stop.step}"
+    where = stop.node and f"node {stop.node}" + ("" if stop.pid is None else f", process {stop.pid}")
     rows = [
         ("when", f"{local_time(stop.at)}, generation {stop.generation}{after}"),
         ("likely", stop.likely),
         ("class", stop.kind),
-        ("where", _where(stop)),
+        ("where", where),
         ("phase", stop.phase),
         ("others", stop.others),
         ("then", _outcome(stop)),
         ("log", shortest_path(Path(log)) if (log := log_of(stop, folder)) else None),
-        ("collectives", _reader_of(stop)),
+        # The command that reads what NCCL's flight recorders dumped.
+        ("collectives", stop.dumps_folder and f"torchfrtrace {shortest_path(Path(stop.dumps_folder))}"),
     ]
     shown = [(name, text) for name, text in rows if text]
     width = max(len("others"), *(len(name) for name, _ in shown))
     for name, text in shown:
         click.echo(f"  {paint(f'{name:<{width}}', dim=True)} {text}")
-
-
-def _reader_of(stop: Stop) -> str | None:
-    """Return the command that reads what NCCL's flight recorders dumped."""
-    return None if stop.dumps_folder is None else f"torchfrtrace {shortest_path(Path(stop.dumps_folder))}"
-
-
-def _where(stop: Stop) -> str | None:
-    if stop.node is None:
-        return None
-    return f"node {stop.node}" + ("" if stop.pid is None else f", process {stop.pid}")
 
 
 def _outcome(stop: Stop) -> str:

@@ -82,7 +82,7 @@ def command(shell: str, *, install: bool) -> None:
     try:
         script, startup = _install(shell)
     except OSError as error:
-        raise click.ClickException(f"cannot write {error.filename}: {error.strerror}") from error
+        raise click.ClickException(f"cannot write what makes {shell} complete: {error}") from error
     click.echo(f"wrote {script}{f', which {startup} reads' if startup else ''}; new shells complete")
 
 
@@ -96,9 +96,11 @@ def _install(shell: str) -> tuple[Path, Path | None]:
     script = _write(data / "elasticflow" / f"completion.{shell}", shell)
     startup = Path(os.environ.get("ZDOTDIR") or home if shell == "zsh" else home) / _STARTUP[shell]
     line = f'[ -r "{script}" ] && source "{script}"\n'
-    text = startup.read_text("utf-8") if startup.exists() else ""
-    if line not in text:
-        startup.write_text(f"{text}{'' if text.endswith(chr(10)) or not text else chr(10)}{line}", "utf-8")
+    text = startup.read_bytes() if startup.exists() else b""
+    if line.encode() not in text:
+        # The user's own lines are not written again: a full disk would take them.
+        with startup.open("ab") as file:
+            file.write((b"" if text.endswith(b"\n") or not text else b"\n") + line.encode())
     return script, startup
 
 

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from elasticflow.doctor.check import CheckResult, Needs
-    from elasticflow.jobfile.tables.job import Job
-    from elasticflow.sinks.notify.moments import Moment
-    from elasticflow.sinks.sink import Options, RunFacts
 
 _WIDTH = 19
 _RUN_ID = "test"
@@ -69,62 +66,44 @@ def command(
 
 
 def _notify(job_file: Path | None, overrides: tuple[str, ...], case: str | None, *, only_show: bool) -> int:
-    if job_file is None:
-        raise click.UsageError("--notify is about the [notify] of a job file, and none was given")
-    loaded = job_of(job_file, overrides, case)
-    assert loaded.job is not None
-    return _send_test_message(loaded.job, loaded.project_root, only_show=only_show)
-
-
-def _send_test_message(job: Job, project_root: Path, *, only_show: bool) -> int:
     """Send a test message in each way that the job's [notify] names, or show the messages; return the exit code.
 
     Nothing is tried again, and no run is made. Exit code 1 if a message was not delivered.
     """
     from elasticflow.errors import ANSWER_IS_NO, FINISHED
+    from elasticflow.run_folder import RunFolder
+    from elasticflow.sinks.notify.message import object_of, payload_of
+    from elasticflow.sinks.notify.moments import Moment
     from elasticflow.sinks.notify.notifier import tell
-    from elasticflow.sinks.sink import SinkError
+    from elasticflow.sinks.sink import RunFacts, SinkError
 
-    if job.notify is None:
+    if job_file is None:
+        raise click.UsageError("--notify is about the [notify] of a job file, and none was given")
+    loaded = job_of(job_file, overrides, case)
+    assert loaded.job is not None
+    if loaded.job.notify is None:
         warn("the job has no [notify]: it sends no messages")
         return FINISHED
-    run, is_told = _no_run(job, project_root), True
-    for name, options in job.notify.ways().items():
+    name, root = loaded.job.job.name, loaded.project_root
+    run = RunFacts(_RUN_ID, name, RunFolder.of(root, name, _RUN_ID).path.absolute(), root)
+    now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    test = Moment(None, now, "is no run: this is a test of [notify], and this is how it would tell you")
+    is_told = True
+    for way, options in loaded.job.notify.ways().items():
         if only_show:
-            _show(name, options, run)
+            click.echo(f"{way}:")
+            print_json(
+                object_of(test, run) if "command" in options else payload_of(test, run, options["format"])
+            )
             continue
         try:
-            tell(_test_message(), run, options)
+            tell(test, run, options)
         except SinkError as error:
             is_told = False
-            click.echo(f"{name}: {error}")
+            click.echo(f"{way}: {error}")
         else:
-            click.echo(f"{name}: sent")
+            click.echo(f"{way}: sent")
     return FINISHED if is_told else ANSWER_IS_NO
-
-
-def _show(name: str, options: Options, run: RunFacts) -> None:
-    from elasticflow.sinks.notify.message import object_of, payload_of
-
-    click.echo(f"{name}:")
-    moment = _test_message()
-    print_json(object_of(moment, run) if "command" in options else payload_of(moment, run, options["format"]))
-
-
-def _no_run(job: Job, project_root: Path) -> RunFacts:
-    """Return the facts of an imaginary run of *job*."""
-    from elasticflow.run_folder import RunFolder
-    from elasticflow.sinks.sink import RunFacts
-
-    folder = RunFolder.of(project_root, job.job.name, _RUN_ID)
-    return RunFacts(_RUN_ID, job.job.name, folder.path.absolute(), project_root)
-
-
-def _test_message() -> Moment:
-    from elasticflow.sinks.notify.moments import Moment
-
-    now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-    return Moment(None, now, "is no run: this is a test of [notify], and this is how it would tell you")
 
 
 def _needs(job_file: Path | None, overrides: tuple[str, ...], case: str | None) -> Needs:

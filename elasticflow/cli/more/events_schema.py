@@ -169,7 +169,13 @@ def events_schema() -> Schema:
         "type": "object",
         "properties": {"event": {"enum": [str(event) for event in kept]}},
         "required": list(events.COMMON_FIELDS),
-        "allOf": [_if_it_is(event) for event in kept],
+        "allOf": [
+            {
+                "if": {"properties": {"event": {"const": str(event)}}},
+                "then": {"$ref": f"#/$defs/{event}"},
+            }
+            for event in kept
+        ],
         "$defs": {
             **of_events,
             "metrics.step": of_steps,
@@ -181,13 +187,6 @@ def events_schema() -> Schema:
                 for name, field in FIELDS.items()
             },
         },
-    }
-
-
-def _if_it_is(event: Event) -> Schema:
-    return {
-        "if": {"properties": {"event": {"const": str(event)}}},
-        "then": {"$ref": f"#/$defs/{event}"},
     }
 
 

@@ -64,7 +64,14 @@ def command(
     if template is not None or schema is not None:
         if topic is not None or word is not None or (template is not None and schema is not None):
             raise click.UsageError("--template and --schema print a file, and go with nothing but --output")
-        _print_file(_template(template) if template is not None else _schema(schema), output)
+        from elasticflow.cli.output import write_file
+        from elasticflow.scaffold import gallery
+
+        text = _schema(schema) if template is None else gallery.text_of_file(TEMPLATES[template])
+        if output is None:
+            click.echo(text, nl=False)
+        else:
+            write_file(output, text)
         return FINISHED
     if output is not None:
         raise click.UsageError("--output goes with --template or --schema")
@@ -88,28 +95,11 @@ def command(
     return FINISHED
 
 
-def _template(name: str) -> str:
-    from elasticflow.scaffold.gallery import text_of_file
-
-    return text_of_file(TEMPLATES[name])
-
-
 def _schema(kind: str | None) -> str:
     from elasticflow.cli.more.events_schema import events_schema
     from elasticflow.jobfile.tables.json_schema import SCHEMA_FILE
 
     return SCHEMA_FILE.read_text("utf-8") if kind == "job" else f"{json.dumps(events_schema(), indent=1)}\n"
-
-
-def _print_file(text: str, output: Path | None) -> None:
-    """Print *text*, or write it to a file."""
-    if output is None:
-        click.echo(text, nl=False)
-        return
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise click.BadParameter(f"cannot write {output}: {error.strerror}", param_hint="--output") from error
 
 
 def _explain(name: str, topics: list[str]) -> None:
@@ -128,7 +118,9 @@ def _explain(name: str, topics: list[str]) -> None:
             meaning + "".join(f"\na page of the guide: elasticflow guide {topic}" for topic in near[:1])
         )
     elif re.fullmatch(r"(EF)?[0-9]+", name.upper()):
-        raise click.BadParameter(f'there is no code "{name}"; {_hint(name.upper())}', param_hint="CODE")
+        raise click.BadParameter(
+            f'there is no code "{name}"; `elasticflow guide codes` lists them', param_hint="CODE"
+        )
     else:
         hint = f"did you mean {' or '.join(near)}?" if near else "`elasticflow guide` lists the topics"
         raise click.BadParameter(
@@ -156,22 +148,6 @@ def _meaning(name: str) -> str | None:
     if not meaning.key:
         return f"{name}: {note}"
     return f"{name} is {meaning.key} in a job file{f' ({note})' if note else ''}"
-
-
-def _hint(code: str) -> str:
-    """Return a hint with the existing codes: only those of the same group if *code* looks like a code."""
-    from elasticflow.jobfile.diagnostics.explanations import code_groups
-
-    groups = {heading: list(titles) for heading, titles in code_groups().items()}
-    exact = f"EF{code[-3:]}"
-    if re.fullmatch(r"(EF)?[0-9]{3}", code):
-        for heading, codes in groups.items():
-            if exact in codes:
-                return f"did you mean {exact}?"
-            if codes[0][:3] == exact[:3]:
-                return f"those of its kind ({heading.lower()}) are {', '.join(codes)}"
-    ranges = ", ".join(f"{codes[0]} to {codes[-1]}" for codes in groups.values())
-    return f"codes are {ranges}: `elasticflow guide codes` lists them"
 
 
 def _list(about: dict[str, str]) -> None:

@@ -208,7 +208,7 @@ def _verify(options: VerifyOptions) -> int:
     from elasticflow.cli.prove.trial_view import VerifyView
     from elasticflow.errors import ANSWER_IS_NO, FINISHED, TrialFailedError
     from elasticflow.trials import trial
-    from elasticflow.trials.verify_elastic import count_gpus, scratch_folder, verify
+    from elasticflow.trials.verify_elastic import Verification, count_gpus, scratch_folder
 
     subject, is_kept = options.tried_job(), options.keep is not None
     worlds = trial.worlds_of(options.worlds, options.shards)
@@ -218,9 +218,8 @@ def _verify(options: VerifyOptions) -> int:
     outcomes = []
     with scratch_folder(options.keep) as scratch, view:
         try:
-            for outcome in verify(
-                subject, worlds, steps, options.tolerance, scratch.path, view.begin, is_kept=is_kept
-            ):
+            trials = Verification(subject, worlds, options.tolerance, scratch.path, view.begin, is_kept)
+            for outcome in trials.outcomes(steps):
                 outcomes.append(outcome)
                 view.show(outcome)
         except TrialFailedError as error:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from elasticflow.cli.output import ProgressMeter, paint, print_json
+from elasticflow.cli.output import ProgressMeter, agreed, paint, print_json
+from elasticflow.cli.parameters import DURATION, INTERVAL, dry_run_option, yes_option
 from elasticflow.cli.snapshots.selection import (
     find,
     form_options,
@@ -32,12 +32,26 @@ if TYPE_CHECKING:
 
 @click.command("prune")
 @words_argument("[RUN]")
-@click.option("--keep-last", type=click.IntRange(min=1), metavar="N", help="The newest N stay.")
-@click.option("--keep-best", type=click.IntRange(min=1), metavar="N", help="The best N by metric stay.")
-@click.option("--keep-every", metavar="INTERVAL", help='One at each of these stays: "5000 steps", "1 epoch".')
-@click.option("--keep-within", metavar="TIME", help='Those this much older than the newest stay: "2 h".')
-@click.option("--dry-run", is_flag=True, help="Only show what would be removed, and its size.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("--keep-last", "last", type=click.IntRange(min=1), metavar="N", help="The newest N stay.")
+@click.option(
+    "--keep-best", "best", type=click.IntRange(min=1), metavar="N", help="The best N by metric stay."
+)
+@click.option(
+    "--keep-every",
+    "every",
+    type=INTERVAL,
+    metavar="INTERVAL",
+    help='One at each of these stays: "5000 steps", "1 epoch".',
+)
+@click.option(
+    "--keep-within",
+    "within",
+    type=DURATION,
+    metavar="TIME",
+    help='Those this much older than the newest stay: "2 h".',
+)
+@dry_run_option
+@yes_option
 @option_option
 @form_options
 def command(
@@ -59,7 +73,7 @@ def command(
         raise click.UsageError(
             f"prune takes rules, not names; to keep one: elasticflow snapshots pin {names[0]}"
         )
-    rules = _rules(source, _KeepOptions(**keep))
+    rules = _rules(source, **keep)
     # Only looking waits for nobody: the run may be running.
     is_alone = source.folder is not None and not (dry_run and is_locked(source.folder))
     with contextlib.nullcontext() if dry_run else _alone(source, yes=yes), store_errors("pruned"):
@@ -79,46 +93,17 @@ def command(
     return FINISHED
 
 
-class _KeepOptions(NamedTuple):
-    """The options that say which snapshots stay."""
-
-    keep_last: int | None
-    keep_best: int | None
-    keep_every: str | None
-    keep_within: str | None
-
-    def check(self) -> None:
-        """Raise BadParameter if an interval or a time cannot be read."""
-        from elasticflow.system.units import parse_duration, parse_interval
-
-        for option, text, parse in (
-            ("--keep-every", self.keep_every, parse_interval),
-            ("--keep-within", self.keep_within, parse_duration),
-        ):
-            try:
-                _ = text and parse(text)
-            except ValueError as error:
-                raise click.BadParameter(str(error), param_hint=option) from None
-
-
-def _rules(source: SnapshotSource, options: _KeepOptions) -> Keep:
+def _rules(source: SnapshotSource, last: int | None, best: int | None, **others: str | None) -> Keep:
     """Return the rules for snapshots that stay: those of the options, else those of the run's job."""
-    options.check()
     of_job = source.rules
-    if options == (None, None, None, None):
+    if not any((last, best, *others.values())):
         if of_job is None:
             raise click.UsageError("no job is recorded there: say which stay, such as --keep-last 3")
         return of_job
     best_mode = None if of_job is None else of_job.best_mode
-    if options.keep_best is not None and best_mode is None:
+    if best is not None and best_mode is None:
         raise click.UsageError("--keep-best needs a job with evaluation.best, and none is recorded there")
-    return Keep(
-        options.keep_last or 1,
-        options.keep_best,
-        options.keep_every,
-        options.keep_within,
-        best_mode=best_mode,
-    )
+    return Keep(last or 1, best, **others, best_mode=best_mode)
 
 
 def _alone(source: SnapshotSource, *, yes: bool) -> AbstractContextManager[object]:
@@ -145,16 +130,10 @@ def _watch(snapshot: Manifest) -> ProgressMeter:
 
 
 def _agreed(pruning: prune.Pruning) -> bool:
-    if not sys.stdin.isatty():
-        raise click.UsageError("there is no terminal to ask on: give --yes, or --dry-run to look only")
-    return click.confirm(f"Remove {_counted(pruning)} ({size(pruning.size)})?", err=True)
-
-
-def _counted(pruning: prune.Pruning) -> str:
     texts = [plural(len(pruning.going), "snapshot")] if pruning.going else []
     if pruning.leftovers:
         texts.append(plural(len(pruning.leftovers), "unfinished folder"))
-    return " and ".join(texts) or "nothing"
+    return agreed(f"Remove {' and '.join(texts)} ({size(pruning.size)})?")
 
 
 def _print(source: SnapshotSource, pruning: prune.Pruning) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from elasticflow.cli.parameters import RUN_AND_SNAPSHOTS, RUN_WORD
+from elasticflow.cli.parameters import RUN_AND_SNAPSHOTS, RUN_WORD, format_option
 from elasticflow.errors import SnapshotError, SnapshotNotFoundError, StorageError
 from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.snapshots.locate import find_source
@@ -42,9 +42,7 @@ option_option = click.option(
 def form_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add `--format text|json`, and `--json` for short."""
     command = click.option("--json", "form", flag_value="json", help="The same as --format json.")(command)
-    return click.option(
-        "--format", "form", type=click.Choice(["text", "json"]), default="text", help="Default: text."
-    )(command)
+    return format_option(command)
 
 
 def find(words: Sequence[str], options: Sequence[str]) -> tuple[SnapshotSource, list[str]]:

@@ -21,6 +21,7 @@ from elasticflow.cli.snapshots.selection import (
 )
 from elasticflow.observe.snapshots.lineage import draw, generations
 from elasticflow.observe.snapshots.page import page, tensors_by_prefix
+from elasticflow.observe.terminal.colours import speaks_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,8 +56,7 @@ def command(words: tuple[str, ...], options: tuple[str, ...], form: str) -> None
     for text in page(row, source.rules, time.time()):
         click.echo(_dimmed(text))
     click.echo("\nlineage")
-    plain = (getattr(sys.stdout, "encoding", None) or "ascii").lower().replace("-", "") != "utf8"
-    for text, is_shown in draw(lineage, rows, row.name, plain=plain):
+    for text, is_shown in draw(lineage, rows, row.name, plain=not speaks_utf8(sys.stdout)):
         click.echo(f"  {paint(text, bold=True) if is_shown else text}")
 
 

@@ -77,7 +77,9 @@ def command(
     if names and is_all:
         raise click.UsageError("--all or names of snapshots, not both")
     rows = find_rows(source)
-    chosen = _every(rows) if is_all else [find_named(source, rows, name) for name in names or [LATEST]]
+    chosen = [row for row in rows if row.state in {"committed", "damaged"}]
+    if not is_all:
+        chosen = [find_named(source, rows, name) for name in names or [LATEST]]
     results = []
     for row in chosen:
         try:
@@ -98,10 +100,6 @@ def command(
     if form == "text" and not all(result.whole or result.set_aside for result in results):
         click.echo("help: --quarantine sets damaged snapshots aside, so that nothing loads them", err=True)
     return ANSWER_IS_NO
-
-
-def _every(rows: list[SnapshotRow]) -> list[SnapshotRow]:
-    return [row for row in rows if row.state in {"committed", "damaged"}]
 
 
 def _verify(

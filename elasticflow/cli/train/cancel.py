@@ -52,15 +52,19 @@ def command(run: str | None, now: bool) -> None:
         raise _not_running(before)
     # On another machine that shares the folder, the same id is another process.
     holder = holder_of(folder.lock)
-    is_sent = _terminate(holder)
     where = "" if holder is not None and holder.is_on_this_machine else " on another machine"
     click.echo(f"stopping run {folder.run_id} (process {supervisor}{where})", err=True)
-    _leave_word(folder, NOW if now else LEAVE, is_needed=not is_sent)
-    if now and is_sent:
-        time.sleep(_BETWEEN_SIGNALS_S)
-        if is_locked(folder):
-            _terminate(holder)
-    _wait(folder)
+    # A run that was asked before is only waited for: a second signal would end it without a snapshot.
+    if now or not folder.cancel.is_file():
+        is_sent = _terminate(holder)
+        _leave_word(folder, NOW if now else LEAVE, is_needed=not is_sent)
+        if now and is_sent:
+            time.sleep(_BETWEEN_SIGNALS_S)
+            if is_locked(folder):
+                _terminate(holder)
+    # The supervisor releases the lock after its last event is written.
+    while is_locked(folder):
+        time.sleep(_POLL_S)
     status = read_status(folder)
     at = "" if status.has_no_steps else f" at step {status.step}"
     click.echo(f"run {folder.run_id} is {status.status}{at}")
@@ -98,9 +102,3 @@ def _not_running(status: RunStatus) -> NotRunningError:
         ended = f"it {status.status} at {local_time(status.updated)}"
         return NotRunningError(f"run {run} is not running: {ended}", "`elasticflow runs` lists all runs")
     return NotRunningError(f"run {run} is not running here", "`elasticflow runs` lists all runs")
-
-
-def _wait(folder: RunFolder) -> None:
-    # The supervisor releases the lock after its last event is written.
-    while is_locked(folder):
-        time.sleep(_POLL_S)

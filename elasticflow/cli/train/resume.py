@@ -8,7 +8,7 @@ import click
 
 from elasticflow.cli.output import warn
 from elasticflow.cli.parameters import RUN, job_of, set_option
-from elasticflow.cli.train.view import log_format_option, shown
+from elasticflow.cli.train.view import launch_shown, log_format_option
 
 if TYPE_CHECKING:
     from elasticflow.launcher.launch import Request
@@ -30,16 +30,9 @@ def command(run: str | None, overrides: tuple[str, ...], accept_drift: bool, log
     elasticflow resume mnist
     elasticflow resume 20261120-104500-4f2a --set nodes.nproc_per_node=1
     """
-    from dataclasses import replace
-
-    from elasticflow.launcher.launch import launch
-    from elasticflow.sinks.registry import serving_command
-
     request = _request(run, overrides, accept_drift=accept_drift)
-    request = replace(request, follower=serving_command(request.job))
     click.echo(f"resuming run {request.folder.run_id} of job {request.folder.job}", err=True)
-    with shown(log_format, request.folder.path) as (show, tick):
-        return launch(request, show, warn, tick)
+    return launch_shown(request, log_format)
 
 
 def _request(run: str | None, overrides: tuple[str, ...], *, accept_drift: bool) -> Request:

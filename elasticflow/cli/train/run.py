@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from elasticflow.cli.output import warn
+from elasticflow.cli.output import show_warnings, warn
 from elasticflow.cli.parameters import FILE_ONLY, JOB_FILE, RUN_ID, case_option, job_of, overrides_option
 from elasticflow.cli.train.run_options import RunOptions, check_place
-from elasticflow.cli.train.view import log_format_option, shown
+from elasticflow.cli.train.view import launch_shown, log_format_option
+from elasticflow.errors import FINISHED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elasticflow.jobfile.load import LoadedJob
-    from elasticflow.launcher.launch import Request
     from elasticflow.run_folder import RunFolder
 
 
@@ -96,8 +96,6 @@ def command(*, dry_run: bool, **options: Any) -> int:
 def _run(options: RunOptions, *, dry_run: bool) -> int:
     options.check()
     if dry_run:
-        from elasticflow.errors import FINISHED
-
         _show_plan(options)
         return FINISHED
     # An invalid --scale is refused before the job is read.
@@ -109,26 +107,20 @@ def _run(options: RunOptions, *, dry_run: bool) -> int:
     if options.on == "ray":
         from elasticflow.cli.train.run_ray import run_ray
 
-        return run_ray(options, lambda request: _launch(request, options.log_format))
+        return run_ray(options, lambda request: launch_shown(request, options.log_format))
     if options.is_all:
         from elasticflow.cli.train.run_all import run_all
 
-        return run_all(options, lambda job, run: _launch(options.request(job, run), options.log_format))
+        return run_all(options, lambda job, run: launch_shown(options.request(job, run), options.log_format))
     loaded = job_of(options.job_file, options.overrides, options.case)
-    return _run_one(loaded, options) if options.endpoint is None else _join(loaded, options.endpoint, options)
-
-
-def _run_one(loaded: LoadedJob, options: RunOptions) -> int:
-    """Start the run of one job, or continue it if it is not finished."""
-    from elasticflow.cli.output import show_warnings
-    from elasticflow.errors import FINISHED
-
+    if options.endpoint is not None:
+        return _join(loaded, options.endpoint, options)
     check_place(loaded)
     folder = options.folder_of(loaded)
     if options.has_finished(folder):
         return FINISHED
     show_warnings(loaded, but=options.pointless_warnings)
-    return _launch(options.request(loaded, folder), options.log_format)
+    return launch_shown(options.request(loaded, folder), options.log_format)
 
 
 def _join(loaded: LoadedJob, endpoint: str, options: RunOptions) -> int:
@@ -137,7 +129,6 @@ def _join(loaded: LoadedJob, endpoint: str, options: RunOptions) -> int:
     from functools import partial
 
     from elasticflow.clusters.slurm.commands import why_leader_is_lost
-    from elasticflow.errors import FINISHED
     from elasticflow.launcher.join import Address, join
     from elasticflow.launcher.lead_or_join import lead_or_join
     from elasticflow.protocol.store_address import split
@@ -165,20 +156,8 @@ def _join(loaded: LoadedJob, endpoint: str, options: RunOptions) -> int:
         Address(host, port),
         lambda text: click.echo(text, err=True),
         warn,
-        lambda request: _launch(request, options.log_format),
+        lambda request: launch_shown(request, options.log_format),
     )
-
-
-def _launch(request: Request, log_format: str) -> int:
-    """Launch the request, show the launch, and return the exit code."""
-    from dataclasses import replace
-
-    from elasticflow.launcher.launch import launch
-    from elasticflow.sinks.registry import serving_command
-
-    request = replace(request, follower=serving_command(request.job))
-    with shown(log_format, request.folder.path) as (show, tick):
-        return launch(request, show, warn, tick)
 
 
 def _show_plan(options: RunOptions) -> None:
@@ -188,8 +167,6 @@ def _show_plan(options: RunOptions) -> None:
         JobRefusedError: the job has errors.
         ScaleError: the options simulate more nodes than the job may have.
     """
-    from elasticflow.cli.output import show_warnings
-    from elasticflow.cli.parameters import job_of
     from elasticflow.cli.write.plan import newest_run, show, show_cases
     from elasticflow.launcher.supervisor.scale_schedule import check_scale
 

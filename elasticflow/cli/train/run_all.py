@@ -114,16 +114,8 @@ def _sum_up(results: Sequence[CaseResult], code: int, options: RunOptions) -> No
             "continue with" if code in {INTERRUPTED, KILLED_BY_USER} else "try those that failed again with"
         )
         flags = [f"--set={text}" for text in public_overrides(options.overrides)]
-        words = [
-            "elasticflow",
-            "run",
-            str(options.job_file),
-            "--all",
-            "--run-id",
-            str(options.run_id),
-            *flags,
-        ]
-        options.say(f"\n{purpose}: {shlex.join(words)}")
+        words = ["elasticflow", "run", str(options.job_file), "--all", "--run-id", str(options.run_id)]
+        options.say(f"\n{purpose}: {shlex.join([*words, *flags])}")
 
 
 def _results_text(results: Sequence[CaseResult]) -> Iterator[str]:
@@ -136,7 +128,8 @@ def _results_text(results: Sequence[CaseResult]) -> Iterator[str]:
         is_there = status.launch > 0
         rows.append(
             (
-                *(result.case, result.run.run_id if is_there else "-", _painted(result.outcome)),
+                *(result.case, result.run.run_id if is_there else "-"),
+                paint(result.outcome, STATUS_COLOURS.get(result.outcome.partition(",")[0])),
                 f"{status.step}{of}" if is_there else "-",
                 number(status.loss),
                 status.main_metrics or "-",
@@ -144,10 +137,6 @@ def _results_text(results: Sequence[CaseResult]) -> Iterator[str]:
             )
         )
     yield from table(header, rows, width=terminal_width(), first_to_go=("TIME", "LOSS", "STEP", "RUN"))
-
-
-def _painted(outcome: str) -> str:
-    return paint(outcome, STATUS_COLOURS.get(outcome.partition(",")[0]))
 
 
 def _train(job: LoadedJob, run: RunFolder, train: Callable[[LoadedJob, RunFolder], int]) -> tuple[int, str]:

@@ -77,9 +77,10 @@ def run_ray(options: RunOptions, launch: Callable[[Request], int]) -> int:
         job.nodes.max,
         demand,
         order,
-        _show,
+        lambda host, line: click.echo(f"{host} | {line}", err=True),
         lambda text: click.echo(text, err=True),
-        _leave_launch,
+        # As on SIGTERM.
+        lambda: os.kill(os.getpid(), signal.SIGTERM),
         table.placement,
     )
     on_ray.start()
@@ -111,12 +112,3 @@ def _tell_of_room(options: RunOptions, job: Job, demand: Demand, resources: list
     )
     if room == 0:
         warn(f"no node of Ray has {demand}: the run waits until one comes, as an autoscaler may bring it")
-
-
-def _leave_launch() -> None:
-    """Make the launch of this process exit, as on SIGTERM."""
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _show(host: str, line: str) -> None:
-    click.echo(f"{host} | {line}", err=True)

@@ -42,13 +42,13 @@ def print_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def write_out(text: str, target: Path | None, submit: str) -> None:
     """Print *text*, or write it to *target*; *submit* is the command that submits the file."""
-    from elasticflow.cli.output import write_file
+    from elasticflow.cli.output import shell_path, write_file
 
     if target is None:
         click.echo(text, nl=False)
     else:
         write_file(target, text)
-        click.echo(f"wrote {target}: {submit} {target}")
+        click.echo(f"wrote {target}: {submit} {shell_path(target)}")
 
 
 @click.group("submit", cls=LazyGroup, table=COMMANDS)

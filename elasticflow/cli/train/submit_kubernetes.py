@@ -57,10 +57,7 @@ def command(
     from elasticflow.clusters.kubernetes.kubectl import apply
     from elasticflow.clusters.kubernetes.render import render_kubernetes
     from elasticflow.jobfile.load import require_job
-    from elasticflow.run_folder import RUN_ID as FORM_OF_ID
 
-    if run_id is not None and not FORM_OF_ID.fullmatch(run_id):
-        raise click.BadParameter("letters, digits, '.', '_' and '-' only, at most 100", param_hint="--run-id")
     # Variables are looked up in the pods, not here.
     loaded = require_job(job_file, overrides, case=case, environment=None)
     text = render_kubernetes(loaded, overrides, form, run_id)

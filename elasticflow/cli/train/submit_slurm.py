@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from elasticflow.clusters.slurm.commands import QueuedJob
-    from elasticflow.jobfile.load import LoadedJob
     from elasticflow.run_folder import RunFolder
 
 _LOOK_S = 2.0
@@ -73,9 +72,11 @@ def command(
     from elasticflow.errors import FINISHED, JobRefusedError, SlurmRefusedError
     from elasticflow.jobfile.diagnostics.render_text import render
     from elasticflow.jobfile.job_file import JobFile
+    from elasticflow.jobfile.load import require_job
     from elasticflow.run_folder import RunFolder
 
-    loaded = _loaded(job_file, overrides, case, run_id)
+    # Variables are looked up on the nodes, not here.
+    loaded = require_job(job_file, overrides, case=case, environment=None)
     whole_id = run_id and run_id_of(run_id, case)
     script = render_slurm(loaded, overrides, whole_id)
     show_warnings(loaded)
@@ -161,25 +162,11 @@ def _follow(number: int, folder: RunFolder) -> int:
         )
         return NOT_STARTED
     status = read_status(folder)
-    click.echo(f"run {folder.run_id} is {status.status} at step {status.progress}")
+    at = "" if status.has_no_steps else f" at step {status.progress}"
+    click.echo(f"run {folder.run_id} is {status.status}{at}")
     return exit_code_of(status)
 
 
 def _details(parts: list[QueuedJob], state: str) -> str:
     found = {part.detail for part in parts if part.state == state}
     return ", ".join(sorted(found)[:4]) or "-"
-
-
-def _loaded(job_file: Path, overrides: tuple[str, ...], case: str | None, run_id: str | None) -> LoadedJob:
-    """Return the job for a script; its variables are looked up on the nodes, not here.
-
-    Raises:
-        JobRefusedError: the job has errors.
-        BadParameter: the run id has a character that is not allowed.
-    """
-    from elasticflow.jobfile.load import require_job
-    from elasticflow.run_folder import RUN_ID as FORM_OF_ID
-
-    if run_id is not None and not FORM_OF_ID.fullmatch(run_id):
-        raise click.BadParameter("letters, digits, '.', '_' and '-' only, at most 100", param_hint="--run-id")
-    return require_job(job_file, overrides, case=case, environment=None)

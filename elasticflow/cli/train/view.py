@@ -1,22 +1,22 @@
-"""Shows a launch of `run` and `resume`: for people, or as JSON lines."""
+"""Makes a launch for `run` and `resume`, and shows it: for people, or as JSON lines."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, NamedTuple
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import click
 
+from elasticflow.cli.output import shortest_path, warn
 from elasticflow.protocol.run_files import is_only_shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
     from elasticflow.events import EventRecord
+    from elasticflow.launcher.launch import Request
 
 log_format_option = click.option(
     "--log-format",
@@ -29,30 +29,18 @@ log_format_option = click.option(
 )
 
 
-class Shown(NamedTuple):
-    """Shows records on standard output (`show`), and updates the clock (`tick`, to be called several times a second)."""
-
-    show: Callable[[EventRecord], None]
-    tick: Callable[[], None] | None = None
-
-
-@contextmanager
-def shown(log_format: str, folder: Path) -> Iterator[Shown]:
-    """Yield the functions that show a launch on standard output.
-
-    Args:
-        log_format: `console` or `json`.
-        folder: The run folder, named at the end.
-    """
-    if log_format == "json":
-        yield Shown(_print_json)
-        return
-    from elasticflow.cli.output import shortest_path
+def launch_shown(request: Request, log_format: str) -> int:
+    """Launch the request, with the process for its sinks; show the launch on standard output; return the exit code."""
+    from elasticflow.launcher.launch import launch
     from elasticflow.observe.live_view import LiveView
+    from elasticflow.sinks.registry import serving_command
 
-    view = LiveView.on(sys.stdout, os.environ, shortest_path(folder))
+    request = replace(request, follower=serving_command(request.job))
+    if log_format == "json":
+        return launch(request, _print_json, warn)
+    view = LiveView.on(sys.stdout, os.environ, shortest_path(request.folder.path))
     try:
-        yield Shown(view.show, view.tick)
+        return launch(request, view.show, warn, view.tick)
     finally:
         view.close()
 

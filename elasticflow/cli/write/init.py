@@ -13,8 +13,7 @@ from elasticflow.cli.parameters import EXAMPLE, FILE, MODEL_FILE, set_option
 from elasticflow.errors import ScaffoldError
 
 if TYPE_CHECKING:
-    from elasticflow.cli.write.init_files import NewJob
-    from elasticflow.cli.write.init_model import InitOptions
+    from elasticflow.cli.write.init_files import InitOptions, NewJob
 
 
 @click.command("init")
@@ -99,6 +98,9 @@ def command(
         if only_print:
             return init_example.print_job(example)
         return init_example.finish(example, folder, may_ask=may_ask, gitignore=gitignore, deep=deep)
+    from elasticflow.cli.write.init_files import InitOptions
+
+    given = InitOptions(**options, args=args, workers=workers or _workers(), may_ask=may_ask)
     of_model = [
         name for name in ("model", "dataset", "loss", "epochs", "batch_size", "overrides") if options[name]
     ]
@@ -109,18 +111,17 @@ def command(
             raise click.UsageError(
                 "--deep tries out what a job names, and a script would train: leave it out"
             )
-        said = init_script.ScriptOptions(
-            options["output"], options["name"], args, workers or _workers(), workers is not None, may_ask
-        )
         return init_script.finish(
-            options["model_file"], said, only_print=only_print, gitignore=gitignore, pre_commit=pre_commit
+            options["model_file"],
+            given,
+            has_workers=workers is not None,
+            only_print=only_print,
+            gitignore=gitignore,
+            pre_commit=pre_commit,
         )
     from elasticflow.cli.write.init_files import finish, print_only, write
-    from elasticflow.cli.write.init_model import InitOptions
 
-    job = _new_job(
-        InitOptions(**options, workers=workers or _workers(), may_ask=may_ask), only_print=only_print
-    )
+    job = _new_job(given, only_print=only_print)
     if only_print:
         return print_only(job)
     loaded = write(job, may_ask=may_ask, gitignore=gitignore, pre_commit=pre_commit)

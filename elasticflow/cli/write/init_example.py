@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from elasticflow.cli.output import paint, shortest_path
+from elasticflow.cli.output import paint, shell_path
 from elasticflow.cli.write import init_files
 from elasticflow.errors import ANSWER_IS_NO, FINISHED, JobRefusedError
 from elasticflow.scaffold import files, gallery
@@ -43,7 +43,7 @@ def finish(
     is_ready = _is_ready(folder / gallery.JOB_FILE, deep=bool(deep))
     init_files.say_what_is_next(
         [
-            (f"cd {shortest_path(folder.absolute())}", "README.md describes the example"),
+            (f"cd {shell_path(folder)}", "README.md describes the example"),
             (f"elasticflow run {gallery.JOB_FILE}", "train; Ctrl-C and `elasticflow resume` at any time"),
         ]
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.output import paint, shortest_path
+from elasticflow.cli.output import paint, shell_path, shortest_path
 from elasticflow.errors import ANSWER_IS_NO, FINISHED, ElasticflowError, JobRefusedError
 from elasticflow.scaffold import files
 
@@ -20,6 +20,24 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.load import LoadedJob
 
 _DEEP_LIMIT_S = 120
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitOptions:
+    """The command line; see `elasticflow init --help`."""
+
+    model_file: Path | None = None
+    output: Path | None = None
+    name: str | None = None
+    model: str | None = None
+    dataset: str | None = None
+    loss: str | None = None
+    epochs: int | None = None
+    batch_size: int | None = None
+    workers: int | str = 1
+    overrides: tuple[str, ...] = ()
+    args: str | None = None
+    may_ask: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,7 +92,7 @@ def finish(new_job: NewJob, loaded: LoadedJob, *, deep: bool | None) -> int:
 
     *deep* says whether to try the job; None: if torch is installed.
     """
-    shown = shortest_path(new_job.job_file.absolute())
+    shown = shell_path(new_job.job_file)
     has_torch = util.find_spec("torch") is not None
     if deep is False or (deep is None and not has_torch):
         why = "" if has_torch else ", since torch is not installed here"
@@ -141,7 +159,7 @@ def tried_out(loaded: LoadedJob, path: Path, *, with_step: bool) -> bool:
     from elasticflow.compiler.provenance.missing_imports import require_importable
     from elasticflow.jobfile.diagnostics.render_text import render
 
-    job_file = shortest_path(path.absolute())
+    job_file = shell_path(path)
     step = "-step" if with_step else ""
     click.echo(f"{paint('trying it out', dim=True)}  elasticflow validate --deep{step} {job_file}")
     try:

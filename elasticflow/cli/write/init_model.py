@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from elasticflow.cli.write.init_files import InitOptions
     from elasticflow.jobfile.text.read import TomlTable
     from elasticflow.python_source.signatures import Parameter, Signature
     from elasticflow.scaffold.candidates import Candidate, Role
@@ -44,23 +44,6 @@ _OBJECT_KEYS = {"entry", "args", "partial"}
 _TOGETHER = (
     "models that are trained together need a module that holds them: `elasticflow init --example dcgan`"
 )
-
-
-@dataclass(frozen=True)
-class InitOptions:
-    """The command line; see `elasticflow init --help`."""
-
-    model_file: Path | None
-    output: Path | None
-    name: str | None
-    model: str | None
-    dataset: str | None
-    loss: str | None
-    epochs: int | None
-    batch_size: int | None
-    workers: int | str
-    overrides: tuple[str, ...]
-    may_ask: bool
 
 
 def job_for_model(options: InitOptions, file: Path, root: Path, *, quiet: bool) -> NewJob:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.output import paint, shortest_path
+from elasticflow.cli.output import counts_of, paint, shell_path
 from elasticflow.cli.write.init_files import NewJob, print_only, say_what_is_next, write
 from elasticflow.errors import FINISHED, ScaffoldError, ScriptError
 from elasticflow.scaffold.candidates import outside
 from elasticflow.scaffold.job_text import text_of_script
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
-    from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
+    from elasticflow.cli.write.init_files import InitOptions
     from elasticflow.lint.script.forms import Form
     from elasticflow.python_source.script import Script
 
@@ -30,18 +28,6 @@ _ONE = {
     "spawned": "the script can start its own processes",
     "none": "this file shows no training loop: say here in how many processes it trains",
 }
-
-
-@dataclass(frozen=True)
-class ScriptOptions:
-    """The options of the command line that concern a script."""
-
-    output: Path | None
-    name: str | None
-    args: str | None
-    workers: int | str
-    is_workers_given: bool
-    may_ask: bool
 
 
 def is_script(path: Path) -> bool:
@@ -62,7 +48,13 @@ def is_script(path: Path) -> bool:
 
 
 def finish(
-    path: Path, options: ScriptOptions, *, only_print: bool, gitignore: bool | None, pre_commit: bool
+    path: Path,
+    options: InitOptions,
+    *,
+    has_workers: bool,
+    only_print: bool,
+    gitignore: bool | None,
+    pre_commit: bool,
 ) -> int:
     """Write the job file of a script, print its rung and the changes for the next rung; return the exit code.
 
@@ -79,13 +71,14 @@ def finish(
     script = read(path, str(path))
     form = form_of(script)
     root = project_root_of((options.output or path.parent.absolute() / "job.toml").resolve())
-    job = _job(path, root, script, form, options)
+    why = None if has_workers else _ONE.get(form.kind)
+    job = _job(path, root, script, form, options, why)
     if only_print:
         return print_only(job)
     write(job, may_ask=options.may_ask, gitignore=gitignore, pre_commit=pre_commit)
     show_form(str(path), script, form)
     _tell_findings(path)
-    shown = shortest_path(job.job_file.absolute())
+    shown = shell_path(job.job_file)
     say_what_is_next(
         [
             (f"elasticflow plan {shown}", "what a run would do"),
@@ -94,13 +87,13 @@ def finish(
                 "train; after Ctrl-C, `elasticflow resume` "
                 + ("resumes it" if form.rung else "starts it again"),
             ),
-            (f"elasticflow lint {path}", "the findings, line by line"),
+            (f"elasticflow lint {shell_path(path)}", "the findings, line by line"),
         ]
     )
     return FINISHED
 
 
-def _job(path: Path, root: Path, script: Script, form: Form, options: ScriptOptions) -> NewJob:
+def _job(path: Path, root: Path, script: Script, form: Form, options: InitOptions, why: str | None) -> NewJob:
     from elasticflow.lint.script.options import required_arguments
 
     try:
@@ -113,7 +106,6 @@ def _job(path: Path, root: Path, script: Script, form: Form, options: ScriptOpti
         raise ScaffoldError(
             f"--args {options.args}: {error}", "quote it as for a shell: --args '--lr 0.1'"
         ) from error
-    why = None if options.is_workers_given else _ONE.get(form.kind)
     required = [] if words else required_arguments(script)
     name = options.name or _name(path)
     text = text_of_script(
@@ -143,12 +135,8 @@ def _tell_findings(path: Path) -> None:
     from elasticflow.cli.write.lint import show_looked_for
     from elasticflow.lint.check import EVERYTHING, lint_file
 
-    found: Sequence[Diagnostic] = lint_file(path, str(path))
-    counts = {word: sum(each.severity == word for each in found) for word in ("error", "warning")}
-    told = ", ".join(
-        f"{number} {word}{'s' if number > 1 else ''}" for word, number in counts.items() if number
-    )
-    click.echo(
-        f"\n{paint('lint', bold=True)}  {f'{told}: `elasticflow lint {path}` shows the lines' if told else 'no warnings'}"
-    )
+    found = lint_file(path, str(path))
+    told = counts_of(found)
+    told = f"{told}: `elasticflow lint {path}` shows the lines" if told else "no warnings"
+    click.echo(f"\n{paint('lint', bold=True)}  {told}")
     show_looked_for(found, EVERYTHING)

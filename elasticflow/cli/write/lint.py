@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from elasticflow.cli.output import paint
-from elasticflow.cli.parameters import SCRIPT_OR_FOLDER
+from elasticflow.cli.output import counts_of, paint
+from elasticflow.cli.parameters import SCRIPT_OR_FOLDER, findings_option, strict_option
 from elasticflow.errors import ANSWER_IS_NO, FINISHED
 from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic, in_order
-from elasticflow.jobfile.diagnostics.render_text import FORMATS, Format, render
+from elasticflow.jobfile.diagnostics.render_text import Format, render
 from elasticflow.observe.terminal.colours import wants_colour
+from elasticflow.observe.terminal.formats import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -46,17 +47,8 @@ UNTOLD = (
     "--select", multiple=True, metavar="CODES", help="Only these, as --select EF61,EF631; notes too."
 )
 @click.option("--ignore", multiple=True, metavar="CODES", help="Not these.")
-@click.option("--strict", is_flag=True, help="Warnings are errors.")
-@click.option(
-    "--format",
-    "output_format",
-    type=click.Choice(FORMATS),
-    default="full",
-    envvar="ELASTICFLOW_OUTPUT_FORMAT",
-    show_default=True,
-    show_envvar=True,
-    help="How findings are printed.",
-)
+@strict_option
+@findings_option
 def command(
     paths: tuple[Path, ...],
     select: tuple[str, ...],
@@ -207,13 +199,9 @@ def _is_shown(finding: Diagnostic, style: Format, selection: Selection) -> bool:
 
 
 def _summary(shown: Sequence[Diagnostic], num_files: int, num_others: int, *, strict: bool) -> str:
-    numbers = {
-        severity: sum(each.severity == severity for each in shown)
-        for severity in ("error", "warning", "note")
-    }
-    counts = [f"{number} {noun}{'s' if number > 1 else ''}" for noun, number in numbers.items() if number]
-    text = f"{num_files} file{'' if num_files == 1 else 's'} checked: {', '.join(counts) or 'nothing found'}"
-    if strict and numbers["warning"]:
+    counts = counts_of(shown, ("error", "warning", "note"))
+    text = f"{plural(num_files, 'file')} checked: {counts or 'nothing found'}"
+    if strict and counts_of(shown, ["warning"]):
         text += " (with --strict, warnings are errors)"
     if num_others:
         text += paint(

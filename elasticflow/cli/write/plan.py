@@ -121,19 +121,20 @@ def _write(
     loaded: LoadedJob, overrides: tuple[str, ...], case: str | None, folder: Path, *, force: bool
 ) -> None:
     """Write the files of a launch, and say how to start it."""
-    from elasticflow.cli.output import show_warnings
+    from elasticflow.cli.output import shell_path, show_warnings
     from elasticflow.compiler import compile_job
 
     assert loaded.job is not None
     compile_job(loaded.job, loaded.files, loaded.project_root, overrides, case).write(folder, force=force)
     show_warnings(loaded)
+    torchrun, train = (shell_path(folder / name) for name in ("torchrun.sh", "train.py"))
     if loaded.job.script is not None:
         click.echo(f"wrote {folder}: torchrun.sh, torchrun.args, plan.json, job.json, sources/")
-        click.echo(f"  the script by plain torchrun: bash {folder}/torchrun.sh")
+        click.echo(f"  the script by plain torchrun: bash {torchrun}")
         return
     click.echo(f"wrote {folder}: train.py, torchrun.sh, torchrun.args, plan.json, job.json, sources/")
-    click.echo(f"  several workers: bash {folder}/torchrun.sh")
-    click.echo(f"  one process:     python {folder}/train.py")
+    click.echo(f"  several workers: bash {torchrun}")
+    click.echo(f"  one process:     python {train}")
 
 
 def show(
@@ -203,7 +204,7 @@ def show_cases(job_file: Path, overrides: Sequence[str], form: str = "text") -> 
 
 def _cases_text(path: Path, jobs: Sequence[LoadedJob]) -> Iterator[str]:
     """Yield the lines that show the cases of a file, and the keys that each case changes."""
-    from elasticflow.cli.output import table
+    from elasticflow.cli.output import shell_path, table
     from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
     from elasticflow.observe.terminal.formats import plural
 
@@ -216,9 +217,10 @@ def _cases_text(path: Path, jobs: Sequence[LoadedJob]) -> Iterator[str]:
     ]
     yield from table(("CASE", *map(dotted, keys)), rows)
     yield ""
-    yield f"one of them:  elasticflow plan {path} --case {jobs[0].case}"
-    yield f"train one:    elasticflow run {path} --case {jobs[0].case}"
-    yield f"train all:    elasticflow run {path} --all"
+    file = shell_path(path)
+    yield f"one of them:  elasticflow plan {file} --case {jobs[0].case}"
+    yield f"train one:    elasticflow run {file} --case {jobs[0].case}"
+    yield f"train all:    elasticflow run {file} --all"
 
 
 def newest_run(loaded: LoadedJob) -> RunFolder | None:

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from elasticflow.cli.parameters import JOB_FILE, set_option
+from elasticflow.cli.output import counts_of
+from elasticflow.cli.parameters import JOB_FILE, findings_option, set_option, strict_option
 from elasticflow.cli.write.deep_options import deep_options, requested, try_out_all
 from elasticflow.errors import ANSWER_IS_NO, FINISHED
 from elasticflow.jobfile.diagnostics.diagnostic import in_order
-from elasticflow.jobfile.diagnostics.render_text import FORMATS, Format, render
+from elasticflow.jobfile.diagnostics.render_text import Format, render
 from elasticflow.observe.terminal.colours import wants_colour
+from elasticflow.observe.terminal.formats import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,17 +32,8 @@ _SERVER_CHECK = "elasticflow submit kubernetes {} --print | kubectl apply --dry-
 @click.command("validate")
 @click.argument("files", nargs=-1, metavar="[FILE]...", type=JOB_FILE)
 @set_option("Change a key, as --set train.epochs=3.")
-@click.option("--strict", is_flag=True, help="Warnings are errors.")
-@click.option(
-    "--format",
-    "output_format",
-    type=click.Choice(FORMATS),
-    default="full",
-    envvar="ELASTICFLOW_OUTPUT_FORMAT",
-    show_default=True,
-    show_envvar=True,
-    help="How findings are printed.",
-)
+@strict_option
+@findings_option
 @deep_options
 def command(
     files: tuple[Path, ...],
@@ -137,17 +130,10 @@ def _loaded(files: Sequence[Path], overrides: Sequence[str]) -> list[LoadedJob]:
 def _summary(diagnostics: Sequence[Diagnostic], jobs: Sequence[LoadedJob], *, strict: bool) -> str:
     from elasticflow.jobfile.diagnostics import codes
 
-    numbers = {
-        severity: sum(diagnostic.severity == severity for diagnostic in diagnostics)
-        for severity in ("error", "warning")
-    }
-    counts = [f"{number} {noun}{'s' if number > 1 else ''}" for noun, number in numbers.items() if number]
     num_cases = sum(len(job.cases) for job in jobs)
-    cases = f" ({num_cases:,} case{'s' if num_cases > 1 else ''})" if num_cases else ""
-    text = (
-        f"{len(jobs)} file{'s' if len(jobs) > 1 else ''}{cases} checked: {', '.join(counts) or 'no problems'}"
-    )
-    if strict and numbers["warning"]:
+    cases = f" ({plural(num_cases, 'case')})" if num_cases else ""
+    text = f"{plural(len(jobs), 'file')}{cases} checked: {counts_of(diagnostics) or 'no problems'}"
+    if strict and counts_of(diagnostics, ["warning"]):
         text += " (with --strict, warnings are errors)"
     absent = sorted(
         {

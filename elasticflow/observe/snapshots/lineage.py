@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from elasticflow.observe.history import Generation, RunHistory
 from elasticflow.observe.status import is_locked
 from elasticflow.observe.terminal.formats import plural
-from elasticflow.run_folder import SNAPSHOT_NAME
+from elasticflow.run_folder import step_of
 from elasticflow.system.records import int_of, printable_in, text_of
 
 if TYPE_CHECKING:
@@ -171,9 +171,8 @@ def _start(generation: LineageGeneration, names: set[str]) -> str:
         return f"from step {generation.memory_step} in memory"
     if generation.parent is None:
         return "from the beginning" if generation.number == 1 else ""
-    match = SNAPSHOT_NAME.fullmatch(generation.parent)
     gone = "" if generation.parent in names else ", since removed"
-    return f"from step {int(match['step']) if match else '?'} ({generation.parent}{gone})"
+    return f"from step {step_of(generation.parent)} ({generation.parent}{gone})"
 
 
 def _leaves(generation: LineageGeneration, shown: str) -> list[tuple[str, bool]]:

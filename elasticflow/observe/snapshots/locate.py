@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from elasticflow.protocol.snapshot_settings import Keep
     from elasticflow.run_folder import RunFolder
 
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
+URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
 _ONE = re.compile(rf"(?P<run>.+?)/+snapshots/+(?P<name>{SNAPSHOT_NAME.pattern})/*", re.DOTALL)
 _MARKS = frozenset({"snapshots", "generations", "JOB.json"})  # any of these entries makes a folder a run's
 _MOST_NAMED = 5
@@ -83,7 +83,7 @@ def find_source(
         return _of_run(find_run(project_root, None, by_hand=True), options)
     if match := _ONE.fullmatch(text):
         return replace(find_source(project_root, match["run"], options), name=match["name"])
-    if _URL.match(text):
+    if URL.match(text):
         return _at(text, options)
     try:
         return _of_run(find_run(project_root, text, by_hand=True), options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from elasticflow.errors import SnapshotNotFoundError
@@ -11,7 +11,7 @@ from elasticflow.observe import records
 from elasticflow.observe.status import is_locked
 from elasticflow.observe.terminal.formats import rfc3339
 from elasticflow.protocol.snapshot_settings import Keep
-from elasticflow.run_folder import SNAPSHOT_NAME
+from elasticflow.run_folder import SNAPSHOT_NAME, step_of
 from elasticflow.snapshots.format.manifest import OtherVersionError
 from elasticflow.snapshots.format.policy import PERMANENT, REASONS, reasons
 from elasticflow.snapshots.store.publish import UNFINISHED
@@ -48,22 +48,16 @@ class SnapshotRow:
     manifest: Manifest | None = None
     kept: tuple[str, ...] = ()
     note: str | None = None
-    _parts: dict[str, str] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        match = SNAPSHOT_NAME.fullmatch(self.name)
-        assert match is not None  # only such folders become rows
-        object.__setattr__(self, "_parts", match.groupdict())
 
     @property
     def step(self) -> int:
         """Finished steps."""
-        return int(self._parts["step"])
+        return step_of(self.name)
 
     @property
     def generation(self) -> int:
         """The generation that took the snapshot."""
-        return int(self._parts["generation"])
+        return int(self.name.split("-")[1])
 
     @property
     def is_permanent(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from elasticflow import events
 from elasticflow.observe.terminal.formats import span
 from elasticflow.protocol.messages import LINGER
 from elasticflow.system.records import float_of, int_of
@@ -26,6 +27,16 @@ _WORDS = {
     "leave": ("leaving", "after step {step}"),
     "step": ("training", "in step {next}"),
 }
+OF_PHASES: dict[str, tuple[str, str]] = {
+    events.RUN_STARTED: (_STARTING, "importing torch"),
+    events.NODE_JOINED: (_STARTING, "a group is formed"),
+    events.GENERATION_STARTED: (_STARTING, "the workers come up"),
+    events.SCRIPT_STARTED: ("running", "the script"),
+    events.TRAINING_STARTED: (_STARTING, "the first step"),
+    events.DRAIN_REQUESTED: ("leaving", "after the same step"),
+    events.TRAINING_FINISHED: (ENDING, "the last snapshot is written"),
+}
+"""The activity of a run by the event that begins a phase of it; after `generation.ended` the next group is formed."""
 
 
 class Doing(NamedTuple):

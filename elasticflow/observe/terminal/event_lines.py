@@ -150,6 +150,16 @@ def said_on_stderr(failed: Record) -> tuple[str, ...]:
     return ("standard error ended with:", *(f"  {line}" for line in lines))
 
 
+def stack_of(exception: Record) -> list[str]:
+    """Return the frames in a record's field `exception`, the innermost last, and the exception, as lines of a traceback."""
+    frames = exception.get("frames")
+    lines = []
+    for frame in frames if isinstance(frames, list) else ():
+        lines.append(f'  File "{frame.get("path")}", line {frame.get("line")}, in {frame.get("function")}')
+        lines += [f"    {frame['code']}"] if frame.get("code") else []
+    return [*lines, f"{exception.get('type')}: {exception.get('message')}"]
+
+
 def user_frames(traceback: str) -> tuple[str, ...]:
     """Return the lines of *traceback* without frames of torch, elasticflow and the standard library.
 

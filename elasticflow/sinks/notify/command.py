@@ -22,14 +22,6 @@ _NOT_FOUND = 127  # the exit code of a shell for it
 _VARIABLES = ("event", "text", "job", "run_id", "host", "folder", "step", "error", "exit_code", "next")
 
 
-def variables_of(message: dict[str, Any]) -> dict[str, str]:
-    """Return the variables for the command's environment, such as `ELASTICFLOW_TEXT`; unknown values are empty."""
-    return {
-        f"ELASTICFLOW_{name.upper()}": "" if message[name] is None else str(message[name])
-        for name in _VARIABLES
-    }
-
-
 def run(command: Sequence[str], message: dict[str, Any], folder: Path, timeout_s: float) -> None:
     """Run *command* in *folder*, with *message* on its standard input; print its output, without secrets.
 
@@ -39,10 +31,12 @@ def run(command: Sequence[str], message: dict[str, Any], folder: Path, timeout_s
     Raises:
         SinkError: the command cannot be run, exited with a code other than 0, or did not exit in time.
     """
+    # Unknown values are empty.
+    values = {name: "" if message[name] is None else str(message[name]) for name in _VARIABLES}
     process = subprocess.Popen(
         [sys.executable, "-m", "elasticflow.sinks.notify.command", str(os.getpid()), *command],
         cwd=folder,
-        env={**os.environ, **variables_of(message)},
+        env={**os.environ, **{f"ELASTICFLOW_{name.upper()}": value for name, value in values.items()}},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

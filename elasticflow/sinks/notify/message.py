@@ -26,7 +26,9 @@ def text_of(moment: Moment, run: RunFacts, now: datetime | None = None) -> str:
     if len(sentence) > _LONGEST_SENTENCE:
         sentence = f"{sentence[:_LONGEST_SENTENCE]} ..."
     lines = [f"{run.job} {run.run_id} on {socket.gethostname()} {sentence}"]
-    how_far = [_progress(moment)] if moment.step else []
+    how_far = [plural(moment.step, "step")] if moment.step else []
+    if moment.step and moment.steps is not None:
+        how_far = [f"step {moment.step} of {moment.steps}"]
     how_far += [f"{name} {number(value)}" for name, value in (moment.measured or {}).items()]
     if moment.name == "first_restart" and moment.restarts_left is not None:
         how_far.append(f"{moment.restarts_left} of {plural(moment.restart_budget or 0, 'restart')} left")
@@ -87,7 +89,3 @@ def payload_of(moment: Moment, run: RunFacts, form: Format) -> dict[str, Any]:
             return object_of(moment, run)
         case _:
             assert_never(form)
-
-
-def _progress(moment: Moment) -> str:
-    return plural(moment.step, "step") if moment.steps is None else f"step {moment.step} of {moment.steps}"

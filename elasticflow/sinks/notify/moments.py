@@ -10,6 +10,7 @@ from elasticflow import errors, events
 from elasticflow.observe.history import RunHistory
 from elasticflow.observe.records import newest_evaluation, newest_with
 from elasticflow.observe.terminal.formats import parts_of, plural, span, took
+from elasticflow.protocol.resume_command import resume_command
 from elasticflow.sinks.reader import Position, Reader
 from elasticflow.system.records import float_of, int_of, printable_in, text_of
 
@@ -21,13 +22,6 @@ if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder
     from elasticflow.system.records import Record
 
-_NEXT: dict[MomentName, str] = {
-    "finished": "report",
-    "failed": "why",
-    "interrupted": "resume",
-    "first_restart": "why",
-    "budget_low": "why",
-}
 _SECOND_SIGNAL = "a second signal"
 _AT_ONCE = 500
 
@@ -127,7 +121,7 @@ class Moments:
             name,
             at=str(record.get("timestamp")),
             sentence=_sentence(name, record, cause, history.budget_left, self._budget),
-            next=f"elasticflow {_NEXT[name]} {self._folder.run_id}",
+            next=self._next(name),
             step=int_of(record, "step") or (stop.step if stop is not None else history.step or 0),
             steps=history.steps,
             restarts_left=history.budget_left,
@@ -135,6 +129,12 @@ class Moments:
             error=cause if name in {"failed", "first_restart", "budget_low"} else None,
             exit_code=_exit_code(name, record, history),
         )
+
+    def _next(self, name: MomentName) -> str:
+        run_id, launches = self._folder.run_id, self._history.launches
+        if name == "interrupted":
+            return resume_command(run_id, launches[-1].resume_command if launches else None)
+        return f"elasticflow {'report' if name == 'finished' else 'why'} {run_id}"
 
     def _is_low(self, record: Record) -> bool:
         """Return True if the failure before a new generation brought the restarts left down to a mark.
@@ -175,21 +175,13 @@ def _sentence(name: MomentName, record: Record, cause: str | None, left: int | N
         case "interrupted":
             return _interrupted(record)
         case "first_restart":
-            return _restarted(record, cause)
+            back = span(float_of(record, "seconds_since_failure") or 0)
+            return f"continues after its first failure ({cause}): step {record.get('step')} was done {back} later"
         case "budget_low":
-            return _low(cause, left, budget)
-
-
-def _restarted(record: Record, cause: str | None) -> str:
-    back = span(float_of(record, "seconds_since_failure") or 0)
-    return f"continues after its first failure ({cause}): step {record.get('step')} was done {back} later"
-
-
-def _low(cause: str | None, left: int | None, budget: int) -> str:
-    last = "" if cause is None else f". The last failure: {cause}"
-    if not left:
-        return f"has no restart left of {budget}: the next failure ends it{last}"
-    return f"has {plural(left, 'restart')} left of {budget}{last}"
+            last = "" if cause is None else f". The last failure: {cause}"
+            if not left:
+                return f"has no restart left of {budget}: the next failure ends it{last}"
+            return f"has {plural(left, 'restart')} left of {budget}{last}"
 
 
 def _failed(record: Record, cause: str | None) -> str:

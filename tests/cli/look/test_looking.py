@@ -165,11 +165,22 @@ def test_status_of_a_run_on_accelerators(ran: Callable[..., Ran], project: Path)
     at = lines.index(f"  devices     rank 0 (n0, cuda:0): {text}, 87 % busy")
     assert lines[at + 1] == f"              rank 1 (n0, cuda:1): {text}"
     told = "rank 1 (n0, cuda:1) takes 0.12 s of its own for a step, 2.4 times as long as the others: they wait for it"
-    assert f"  slow ranks  {told} (generation 1)" in lines
+    assert f"  slow        {told} (generation 1)" in lines
     assert facts["devices"] == devices
     assert facts["slow_ranks"] == [f"{told} (generation 1)"]
     assert f"  slow    {told} (generation 1)" in ran("why")[1].splitlines()
     assert " cuda:0" not in ran("status")[1], "nobody leads it"
+
+
+def test_status_of_a_run_that_has_just_begun(ran: Callable[..., Ran], project: Path) -> None:
+    """Its events tell what it is at, as long as no node does."""
+    run = project / "runs" / "mnist" / RUN_ID
+    change(project, status="running", activities={})
+    (run / "events.jsonl").write_text(json.dumps(event(0, "run.started", 0, launch=1)) + "\n")
+    with (run / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert "  now         starting: importing torch, " in ran("status")[1]
+    assert "importing" not in ran("status")[1]
 
 
 def test_status_of_a_run_that_is_at_something_long(ran: Callable[..., Ran], project: Path) -> None:
@@ -239,6 +250,7 @@ def test_status_as_json(ran: Callable[..., Ran], project: Path) -> None:
         "launch",
         "launch_durations",
         "launched",
+        "lingered",
         "loss",
         "lost",
         "mfu",
@@ -327,6 +339,17 @@ def test_logs_leave_steps_to_metrics(ran: Callable[..., Ran], project: Path) -> 
     tail = ran("logs", "--rank", "1", "--tail", "2")[1].splitlines()
     assert tail == ["g2 rank1 stdout  printed by 1", "g2 rank1 stderr  said by 1"]
     assert ran("logs", "-f", "--rank", "1", "--tail", "2")[1].splitlines() == tail
+
+
+def test_logs_show_an_exception_as_a_traceback(ran: Callable[..., Ran], project: Path) -> None:
+    """Of `logging.exception` in the job's own code."""
+    frame = {"path": "train.py", "line": 8, "function": "step", "code": "table[key]", "is_own": True}
+    exception = {"type": "KeyError", "message": "'key'", "frames": [frame]}
+    log = project / "runs" / "mnist" / RUN_ID / "logs" / "g0002" / "rank0.jsonl"
+    log.write_text(json.dumps(event(3, "not there", 2, rank=0, exception=exception)) + "\n")
+    out = ran("logs", "--rank", "0")[1]
+    assert "rank0  not there\n" in out
+    assert "      File \"train.py\", line 8, in step\n        table[key]\n    KeyError: 'key'\n" in out
 
 
 def test_logs_as_json(ran: Callable[..., Ran]) -> None:

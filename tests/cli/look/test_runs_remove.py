@@ -137,7 +137,7 @@ def test_runs_that_meet_all_rules_go(ran: Callable[..., Ran], rules: tuple[str, 
 def test_rules_that_say_nothing_are_refused(ran: Callable[..., Ran]) -> None:
     """No rule at all, or no time."""
     assert "say which runs" in ran("prune", "--yes")[2]
-    assert 'or like "30 d"' in ran("prune", "--older-than", "soon", "--yes")[2]
+    assert 'must be a time, like "30 s"' in ran("prune", "--older-than", "soon", "--yes")[2]
     assert left() == ALL
 
 

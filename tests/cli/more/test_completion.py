@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -175,6 +176,24 @@ def test_install_writes_the_script_and_one_line(tmp_path: Path, monkeypatch: pyt
     assert SCRIPTS["bash"].lstrip() == script.read_text()
     assert call(["completion", "fish", "--install"]) == 0
     assert "complete -c elasticflow" in (tmp_path / ".config/fish/completions/elasticflow.fish").read_text()
+
+
+def test_a_full_disk_leaves_the_startup_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lines may be in any encoding, and are not written again."""
+    for name in ("XDG_DATA_HOME", "ZDOTDIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    startup, own = tmp_path / ".bashrc", b"# caf\xe9\n" * 1000
+    startup.write_bytes(own)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(own), limits[1]))
+    try:
+        assert call(["completion", "bash", "--install"]) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert startup.read_bytes() == own
+    assert call(["completion", "bash", "--install"]) == 0
+    assert startup.read_bytes().startswith(own)
 
 
 LINES = {

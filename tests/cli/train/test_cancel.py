@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -47,7 +48,26 @@ def test_another_users_run_is_asked_by_word(
     running: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Where the run's folder may be written, its supervisor finds the word there."""
-    monkeypatch.setattr(module, "_wait", lambda _: None)
+    monkeypatch.setattr(module, "is_locked", lambda _: False)
     assert call(["cancel"]) == 0
     assert running.cancel.read_text() == "leave\n"
     assert "on another machine" not in capsys.readouterr().err
+
+
+def test_a_run_that_was_asked_before_gets_no_second_signal(
+    running: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is still at its snapshot, which a second signal would cut short; --now says so."""
+    sent: list[int] = []
+
+    def send(_: ProcessRecord, number: int) -> bool:
+        sent.append(number)
+        return True
+
+    monkeypatch.setattr(ProcessRecord, "send", send)
+    monkeypatch.setattr(module, "is_locked", lambda _: False)
+    assert [call(["cancel"]) for _ in range(2)] == [0, 0]
+    assert sent == [signal.SIGTERM]
+    assert call(["cancel", "--now"]) == 0
+    assert sent == [signal.SIGTERM] * 2
+    assert running.cancel.read_text() == "now\n"

@@ -8,7 +8,8 @@ import click
 import pytest
 import tomli
 
-from elasticflow.cli.write.init_model import InitOptions, job_for_model
+from elasticflow.cli.write.init_files import InitOptions
+from elasticflow.cli.write.init_model import job_for_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +28,7 @@ def _made(folder: Path, monkeypatch: pytest.MonkeyPatch, argument: str, answers:
     (folder / "nets.py").write_text(MODEL.replace("{argument}", argument))
     (folder / "data.py").write_text("def samples(): return [1]\ndef step(model, batch): ...\n")
     monkeypatch.setattr(click, "prompt", lambda *_, **__: answers.pop(0))
-    options = InitOptions(None, None, None, None, "data:samples", None, None, None, 2, (), may_ask=True)
+    options = InitOptions(dataset="data:samples", workers=2, may_ask=True)
     job = job_for_model(options, folder / "nets.py", folder, quiet=True)
     assert answers == []
     return tomli.loads(job.text)

@@ -34,6 +34,8 @@ def test_says_what_it_wrote_and_how_to_run_it(project: Path, capsys: pytest.Capt
         "  one process:     python out/train.py",
     ]
     assert job_in(project / "out").job.name == "small"
+    assert call(["plan", "small.toml", "-o", "my files"]) == 0
+    assert "bash 'my files/torchrun.sh'\n" in capsys.readouterr().out
 
 
 def test_applies_overrides(project: Path) -> None:

@@ -259,16 +259,13 @@ def test_explain_prints_a_bad_and_a_good_example(ran: Callable[..., Ran]) -> Non
     assert 'there is no code "EF1"' in err
 
 
-def test_explain_tells_which_codes_there_are_and_what_names_of_other_tools_mean(
+def test_explain_tells_where_codes_are_listed_and_what_names_of_other_tools_mean(
     ran: Callable[..., Ran],
 ) -> None:
-    """Never a code of another kind; and a name that no key has here is explained as well."""
-    codes = {code: ran("guide", code) for code in ("EF999", "EF199", "101")}
-    assert [code for code, _, _ in codes.values()] == [2, 2, 2]
-    assert "did you mean" not in codes["EF999"][2]
-    assert "codes are EF001 to EF" in codes["EF999"][2]
-    assert "those of its kind (keys and values) are EF101, EF102" in codes["EF199"][2]
-    assert "did you mean EF101?" in codes["101"][2]
+    """A name that no key has here is explained as well."""
+    code, _, err = ran("guide", "EF999")
+    assert code == 2
+    assert 'there is no code "EF999"; `elasticflow guide codes` lists them' in err
     assert ran("guide", "max_grad_norm") == (
         0,
         "max_grad_norm is optimizer.clip_grad_norm in a job file\n",
@@ -306,7 +303,7 @@ def test_schema_is_printed_or_written(ran: Callable[..., Ran], tmp_path: Path) -
     assert code == 0
     assert ran("guide", "--schema", "job", "-o", str(tmp_path / "schema.json"))[0] == 0
     assert json.loads((tmp_path / "schema.json").read_text()) == json.loads(out)
-    assert ran("guide", "--schema", "job", "-o", str(tmp_path / "no" / "schema.json"))[0] == 2
+    assert ran("guide", "--schema", "job", "-o", str(tmp_path / "schema.json" / "no"))[0] == 2
 
 
 def process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -171,3 +171,12 @@ def test_each_event_is_taken_once_whoever_asks(story: Story, monkeypatch: pytest
     told = [moments.of(record) for record in (*reversed(ends), *ends)]
     assert [each and each.step for each in told] == [*range(29, 0, -1), *range(1, 30)]
     assert taken == [*(record["event"] for record in read(story.written.folder.events))]
+
+
+def test_what_continues_a_run_on_several_hosts(story: Story) -> None:
+    """The command that its launch recorded, where `elasticflow resume` would start this machine alone."""
+    command = "elasticflow run jobs/toy.toml --hosts hosts.txt --run-id r1"
+    story.tell(events.RUN_STARTED, launch=2, resume_command=command)
+    moment = story.tell(events.RUN_INTERRUPTED, step=9, goes_on_from=9, reason="SIGTERM")
+    assert moment is not None
+    assert moment.next == command
