@@ -264,9 +264,10 @@ class ShardBuffers:
     def __init__(self, model: nn.Module, buffers: model_buffers.ModelBuffers) -> None:
         self._buffers = buffers
         norms = [m for m in model.modules() if isinstance(m, model_buffers.BATCHNORMS)]
-        own = [b for norm in norms for b in norm.buffers(recurse=False)]
-        self._means = [b for b in own if b.is_floating_point()]
-        self._counters = [b for b in own if not b.is_floating_point()]
+        own = [(norm, b) for norm in norms for b in norm.buffers(recurse=False)]
+        self._means = [b for _, b in own if b.is_floating_point()]
+        self._norms = [norm for norm, b in own if b.is_floating_point()]  # of each of the means
+        self._counters = [b for _, b in own if not b.is_floating_point()]
         others = [m for m in model.modules() if not isinstance(m, model_buffers.BATCHNORMS)]
         self._others = [table for table in map(buffers_of, others) if table]
         self._counted: list[Tensor] = []
@@ -299,9 +300,11 @@ class ShardBuffers:
         """Load the combined result of all shards into the buffers. Without samples for the first shard the others are as before."""
         self.restore()
         means = len(self._means)
-        if means:
-            foreach_copy_(self._means, totals[:means])
-            foreach_div_(self._means, shards)
+        # A mean of equal statistics, as of a frozen layer, may be rounded otherwise.
+        moved = [place for place, norm in enumerate(self._norms) if norm.training]
+        if moved:
+            foreach_copy_([self._means[place] for place in moved], [totals[place] for place in moved])
+            foreach_div_([self._means[place] for place in moved], shards)
         for total, counter in zip(totals[means:], self._counters, strict=True):
             counter.add_(total.to(counter.dtype))
         for table, name, value in self._first:

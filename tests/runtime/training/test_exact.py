@@ -126,6 +126,16 @@ def test_a_step_that_is_left_out_changes_nothing(me: Any) -> None:
     assert all(was.equal(now) for was, now in zip(before, model.state_dict().values(), strict=True))
 
 
+def test_a_frozen_batchnorm_keeps_its_statistics(me: Any) -> None:
+    """A sum of three equal numbers, divided by three, may be another number."""
+    model, group = make(me, shards=3)
+    model.norm.eval()
+    assert model.norm.running_mean is not None
+    model.norm.running_mean.fill_(0.9)
+    group.forward_backward(batch(3))
+    assert torch.tensor([0.9]).equal(model.norm.running_mean)
+
+
 class Centered(nn.Module):
     """Outputs without their running mean, which a forward writes or assigns."""
 
@@ -238,6 +248,26 @@ def test_a_parameter_that_the_forward_changes_is_refused(me: Any) -> None:
     """A rank would change it once for each of its shards: four times alone, twice beside another rank."""
     group = ExactStep(me, Momentum(), step, precision="fp32", on_nonfinite="stop", virtual_shards=4)
     with pytest.raises(StateError, match=r"the forward changes the parameter never\.weight"):
+        group.forward_backward(batch(4))
+
+
+class Turned(Net):
+    """A parameter that a forward turns round, which no sum over its values shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = nn.Parameter(torch.arange(4.0), requires_grad=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Turn it, and return the outputs."""
+        self.queue.copy_(self.queue.roll(1))
+        return super().forward(inputs)
+
+
+def test_a_parameter_whose_values_change_places_is_refused(me: Any) -> None:
+    """As a queue of keys that is no buffer."""
+    group = ExactStep(me, Turned(), step, precision="fp32", on_nonfinite="stop", virtual_shards=4)
+    with pytest.raises(StateError, match="the forward changes the parameter queue"):
         group.forward_backward(batch(4))
 
 
