@@ -136,10 +136,10 @@ class ShardLoader:
         while not schedule.is_end(position):
             worker.generators.before_data()
             try:
-                step = schedule.next(position, live, supply, is_plenty=is_plenty)
+                end = schedule.next(position, live, supply, is_plenty=is_plenty)
             except Leaving:
                 return  # on every rank: see `ShardSupply.look`
-            position = step.end
+            samples, position = end.samples - position.samples, end
             pieces = self._pieces(supply.taken())
             # Read before this step's vote, with which the ranks tell each other.
             try:
@@ -149,7 +149,7 @@ class ShardLoader:
             worker.generators.after_data()
             worker.vote.count_wanted = is_short
             keys = [random_streams.model_key(worker.seed, position.step, *key) for key, _ in pieces]
-            yield Batch(step.samples, position, keys, self._micro_batches(position.step, pieces))
+            yield Batch(samples, position, keys, self._micro_batches(position.step, pieces))
             is_plenty = not worker.vote.count
 
     def _feeds(self, position: Position) -> dict[int, Iterator[Chunk]]:

@@ -125,15 +125,10 @@ class TreeSum(Generic[T]):
 
 def places(leaves: int, low: int, high: int) -> list[tuple[int, int]]:
     """Return level and place of the subtrees that remain after the leaves `[low, high)` are added up."""
-    tree: TreeSum[None] = TreeSum(leaves, _nothing)
+    tree: TreeSum[None] = TreeSum(leaves, lambda *_: None)
     for leaf in range(low, high):
         tree.push(0, leaf, None)
     return [(node.level, node.place) for node in tree.nodes]
-
-
-def _nothing(left: None, right: None) -> None:
-    """Add what has no value."""
-    del left, right
 
 
 class FixedOrderAllReduce:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from elasticflow.runtime.data.order.order import seed_of
-from elasticflow.runtime.data.order.permutation import Permutation, Permutations
+from elasticflow.runtime.data.order.permutation import Permutation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,7 +98,7 @@ class MixedOrder:
         epochs, of_set = np.divmod(numbers, self._lengths[sets])
         most = int(epochs.max()) + 1
         pairs, which = np.unique(sets * most + epochs, return_inverse=True)
-        shuffles = Permutations([self._shuffle(*divmod(pair, most)) for pair in pairs.tolist()])
+        shuffles = Permutation.joined([self._shuffle(*divmod(pair, most)) for pair in pairs.tolist()])
         return self._starts[sets] + shuffles(of_set, which)
 
     def _made_shuffle(self, number: int, epoch: int) -> Permutation:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from elasticflow.runtime.data.mixture import shares_of
 from elasticflow.runtime.data.order.mixed import MOST_SHARE, MixedOrder
-from elasticflow.runtime.data.order.permutation import Permutation, Permutations
+from elasticflow.runtime.data.order.permutation import Permutation
 
 SETS = st.lists(st.tuples(st.integers(4, 90), st.integers(1, 50)), min_size=1, max_size=7)
 
@@ -124,4 +124,4 @@ def test_shuffles_together_are_those_one_by_one(sizes: list[int]) -> None:
     which = np.repeat(np.arange(len(sizes)), 40)
     places = np.array([n * 7919 % size for size in sizes for n in range(40)], dtype=np.int64)
     expected = np.concatenate([one_by_one[i](places[which == i]) for i in range(len(sizes))])
-    assert Permutations(one_by_one)(places, which).tolist() == expected.tolist()
+    assert Permutation.joined(one_by_one)(places, which).tolist() == expected.tolist()
