@@ -16,12 +16,12 @@ from elasticflow.runtime.data.dataset import (
 )
 from elasticflow.runtime.data.device_transfer import transfer_to
 from elasticflow.runtime.data.fingerprint import look_at
-from elasticflow.runtime.data.loader_processes import LoaderProcesses
+from elasticflow.runtime.data.loader_processes import LeaveWhileWaiting, LoaderProcesses
 from elasticflow.runtime.data.sample_reader import SampleReader
 from elasticflow.runtime.data.step_plan import StepPlan
 from elasticflow.runtime.data.values import require_same_values, values_of
 from elasticflow.runtime.measuring.marks import mark
-from elasticflow.runtime.process import random_streams, stopping
+from elasticflow.runtime.process import random_streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -174,27 +174,3 @@ class IndexLoader:
             self._reader, self._content, reads, self._num_workers, pins_memory=pins_memory, wait=wait
         )
         return self._transfer.move_ahead(processes)
-
-
-class LeaveWhileWaiting:
-    """Reports a long wait for loader processes, and exits if asked to."""
-
-    def __init__(self, worker: Worker) -> None:
-        self._worker, self._phase = worker, ""
-
-    def go_on(self) -> None:
-        """Called several times a second.
-
-        Raises:
-            Leaving: this rank was asked to exit.
-        """
-        worker = self._worker
-        if not self._phase:
-            self._phase = worker.heartbeat.phase("data")
-        if worker.vote.leave_wanted and worker.vote.may_skip:
-            raise stopping.Leaving
-
-    def end(self) -> None:
-        """Called once data is there."""
-        self._worker.heartbeat.phase(self._phase)
-        self._phase = ""

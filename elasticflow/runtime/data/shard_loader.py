@@ -15,7 +15,8 @@ from elasticflow import events
 from elasticflow.errors import DatasetError
 from elasticflow.runtime.data.dataset import OpenedDataset, confirm, opened
 from elasticflow.runtime.data.device_transfer import transfer_to
-from elasticflow.runtime.data.index_loader import Batch, LeaveWhileWaiting
+from elasticflow.runtime.data.index_loader import Batch
+from elasticflow.runtime.data.loader_processes import LeaveWhileWaiting
 from elasticflow.runtime.data.sample_reader import checked_collate
 from elasticflow.runtime.data.shard_reader import Chunk, ShardReader, read_ahead, require_iterable
 from elasticflow.runtime.data.step_plan import micro_batches
