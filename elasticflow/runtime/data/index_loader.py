@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -150,7 +151,11 @@ class IndexLoader:
             return
         fetch = self._in_processes(position) if self._num_workers else None
         for samples, end, reads, model_keys in self._plan.after(position):
-            yield Batch(samples, end, model_keys, self._micro_batches(reads, fetch))
+            micro_batches = self._micro_batches(reads, fetch)
+            yield Batch(samples, end, model_keys, micro_batches)
+            if fetch is not None and not self._worker.should_leave:
+                # A script may go on after an error in the midst of the step: the next one gets its own samples all the same.
+                deque(micro_batches, maxlen=0)
 
     def _micro_batches(self, reads: list[Read], fetch: Iterator[Any] | None) -> Iterator[tuple[Any, int]]:
         if fetch is None:
