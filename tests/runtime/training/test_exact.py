@@ -235,6 +235,14 @@ def test_switching_it_off_is_noticed(me: Any, mode: bool, warn_only: bool) -> No
         group.forward_backward(batch(4))
 
 
+def test_a_choice_of_kernels_by_their_speed_is_noticed(me: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another kernel for a convolution may give other bits."""
+    _, group = make(me)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    with pytest.raises(StateError, match=r"has switched on torch\.backends\.cudnn\.benchmark"):
+        group.forward_backward(batch(4))
+
+
 class Momentum(Net):
     """A copy of a layer that follows it in the forward, as in MoCo and BYOL."""
 
