@@ -47,7 +47,6 @@ def open_dataset(
 
     Args:
         build: Calls the job's factory; what it draws at random follows from the seed.
-        name: `train` or `evaluation`.
         values: Attributes that arguments of the job stand for, as in `"${dataset.vocab_size}"`, each with the key of one.
         apart_from: Training data that is to have none of its samples: where it has, one rank says so when the run
             begins to train.

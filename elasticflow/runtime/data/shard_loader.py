@@ -87,7 +87,6 @@ class ShardLoader:
     """Reads this rank's part of every global batch: samples of its own data shards.
 
     Args:
-        dataset: Result of `open_shards`.
         micro_batch_size: Most samples in one forward, None for all of a rank's part at once.
         num_workers: Loader processes, each of which reads whole shards; 0 reads in this process.
         collate: Function that makes a batch of a list of samples. None: torch's default_collate.

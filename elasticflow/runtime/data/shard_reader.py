@@ -28,7 +28,6 @@ class Chunk(NamedTuple):
     """Some samples of a shard.
 
     Attributes:
-        samples: The next ones.
         is_end: The shard has no more in this epoch.
         passed: Instead of samples: how many were read and left out so far, on the way to the cursor.
     """

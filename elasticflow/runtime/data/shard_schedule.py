@@ -42,7 +42,6 @@ class ShardSchedule:
     get smaller before an epoch ends.
 
     Args:
-        shards: Data shards.
         epochs: Passes over the data; or
         steps: Optimizer steps.
         tail: Treatment of samples at an epoch's end that fill no batch: "spill" or "short".

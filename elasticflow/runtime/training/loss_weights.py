@@ -124,7 +124,6 @@ def difference(
     Args:
         worker: Owner of the generators that the step draws from; None: torch's.
         model: Bare.
-        batch: Batch for the step.
         dtype: Dtype of autocast, which the caller has switched on.
 
     Raises:
