@@ -156,6 +156,7 @@ class ExactStep(ReplicatedStep):
                 loss = loss * (num_samples / total)
             with mark("backward"):
                 torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
+            self._look.after_backward()
         except RuntimeError as error:
             raise determinism.named(error) from error
         determinism.require_deterministic()
@@ -208,15 +209,17 @@ class ForwardLook:
 
     def __init__(self, model: nn.Module) -> None:
         self._model, self._left = model, LOOKS
+        self._sums: dict[str, int] = {}
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
         """Context of a forward, after which StateError is raised if the forward called a collective or changed a parameter."""
+        self._sums = {}
         if not self._left:
             yield
             return
         self._left -= 1
-        sums, begun = parameter_sums(self._model.named_parameters()), collectives_so_far()
+        self._sums, begun = parameter_sums(self._model.named_parameters()), collectives_so_far()
         yield
         if collectives_so_far() != begun:
             raise StateError(
@@ -224,11 +227,17 @@ class ForwardLook:
                 "the number of workers",
                 'let the forward see its own samples alone, or leave out virtual_shards (consistency = "batch")',
             )
-        require_unchanged(
-            sums,
-            self._model.named_parameters(),
-            "a rank runs one forward for each of its virtual shards: the bits would depend on the number of workers",
-        )
+        self._require_unchanged("forward")
+
+    def after_backward(self) -> None:
+        """Raise StateError if the backward of a forward that was looked at changed a parameter."""
+        if self._sums:
+            self._require_unchanged("backward")
+            self._sums = {}
+
+    def _require_unchanged(self, part: str) -> None:
+        therefore = f"a rank runs one {part} for each of its virtual shards: the bits would depend on the number of workers"
+        require_unchanged(self._sums, self._model.named_parameters(), therefore, part)
 
 
 def parameter_sums(named: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
@@ -236,16 +245,18 @@ def parameter_sums(named: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
     return sums_of({name: local_of(parameter) for name, parameter in named})
 
 
-def require_unchanged(before: Mapping[str, int], named: Iterable[tuple[str, Tensor]], therefore: str) -> None:
+def require_unchanged(
+    before: Mapping[str, int], named: Iterable[tuple[str, Tensor]], therefore: str, part: str = "forward"
+) -> None:
     """Make sure that parameters have the sums *before*.
 
     Raises:
-        StateError: a forward has changed one; named.
+        StateError: a *part* of a step has changed one; named.
     """
     for name, total in parameter_sums(named).items():
         if total != before[name]:
             raise StateError(
-                f"the forward changes the parameter {name}, and {therefore}",
+                f"the {part} changes the parameter {name}, and {therefore}",
                 "change it after the optimizer's step, as a momentum encoder or an average may be",
             )
 

@@ -102,9 +102,9 @@ class ModelBuffers:
             self._steps = 0  # the step has left nothing to compare
 
     def _is_at_work(self, place: int) -> bool:
-        """Return whether this step changes the statistics of a BatchNorm, which may have been frozen in all steps before."""
+        """Return whether this step changes running statistics, which may have been frozen in all steps before."""
         module = self._modules[place]
-        return isinstance(module, BATCHNORMS) and module.training
+        return module.training and bool(getattr(module, "track_running_stats", False))
 
     def _find_changing(self) -> None:
         marks = [_marks_of(table.values()) for table in self._tables]

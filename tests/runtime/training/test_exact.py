@@ -279,6 +279,25 @@ def test_a_parameter_whose_values_change_places_is_refused(me: Any) -> None:
         group.forward_backward(batch(4))
 
 
+def test_an_optimizer_that_moves_in_the_backward_is_refused(me: Any) -> None:
+    """It would move once for each shard of a rank, by the gradients of that shard alone."""
+    model, group = make(me)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.always.weight.register_post_accumulate_grad_hook(lambda _: optimizer.step())  # type: ignore[no-untyped-call]
+    with pytest.raises(StateError, match=r"the backward changes the parameter always\.weight"):
+        group.forward_backward(batch(4))
+
+
+def test_a_forward_that_counts_nothing_is_followed_by_no_backward(me: Any) -> None:
+    """What it left of a look says nothing about the weights after the optimizer's step."""
+    counts = iter([0, 0, 1])
+    model, group = make(me, lambda m, x: {"loss": step(m, x), "count": next(counts)}, shards=1)
+    for _ in range(3):
+        group.forward_backward(batch(1))
+        with torch.no_grad():
+            model.always.weight.add_(1)
+
+
 def test_a_collective_in_the_forward_is_refused(me: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks may run other numbers of shards, and exchange gradients meanwhile."""
     begun = itertools.count()
