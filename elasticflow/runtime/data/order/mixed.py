@@ -72,10 +72,6 @@ class MixedOrder:
     def __len__(self) -> int:
         return self._places
 
-    def counts(self, place: int) -> list[int]:
-        """Return how many samples of each set stand before *place*, the sets in their order before blocks are shuffled."""
-        return self._counts(0, len(self._sizes), place)
-
     def indices(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the samples at ascending places of the endless stream, the sets' samples numbered one set after another."""
         if not places.size:
