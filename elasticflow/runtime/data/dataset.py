@@ -66,7 +66,6 @@ def confirm(
     """Make sure that all ranks opened the same data, and log it on rank 0. Collective: every rank.
 
     Args:
-        name: `train` or `evaluation`.
         values: Arguments of the job that name the data, for the log.
 
     Raises:
@@ -87,9 +86,6 @@ def confirm(
 
 def require_the_same_samples(worker: Worker, name: str, look: Look) -> str:
     """Return this rank's fingerprint of the data, and log what it does not cover. Collective: every rank.
-
-    Args:
-        name: `train` or `evaluation`.
 
     Raises:
         DatasetError: in exact mode, a sample is not the same when it is read again. For an evaluation's data, once training has
@@ -191,10 +187,8 @@ def require_same(
     """Refuse to resume from a snapshot that was trained on other data. The evaluation's data may change.
 
     Args:
-        marks_then: The snapshot's.
         samples: Length of the training data, if it has one: without it a position means nothing, whatever the
             fingerprints say.
-        samples_then: The snapshot's.
 
     Raises:
         DatasetError: the training data's fingerprint or length differs.

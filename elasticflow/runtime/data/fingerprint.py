@@ -204,7 +204,7 @@ class _Probe:
 
 
 def _of_samples(dataset: Any, most: int, limit_s: float | None = None) -> Look:
-    return without_trace(lambda: _of_readings(dataset, _spread(len(dataset), most), limit_s))
+    return without_trace(lambda: _of_readings(dataset, spread(len(dataset), most), limit_s))
 
 
 def _of_readings(dataset: Any, indices: list[int], limit_s: float | None) -> Look:
@@ -260,7 +260,7 @@ def _of_rows(dataset: Any, columns: Sequence[Any]) -> bytes:
     content.add_text(_length(dataset).decode())
     for column in columns:
         rows = min(_ARRAY_ROWS, _ARRAY_BYTES * len(column) // max(1, column.nbytes))
-        content.add(column[_spread(len(column), max(_PROBES, rows))])
+        content.add(column[spread(len(column), max(_PROBES, rows))])
     return content.digest()
 
 
@@ -272,7 +272,7 @@ def _short(content: bytes) -> str:
     return sha256(content).hexdigest()[:_DIGITS]
 
 
-def _spread(length: int, most: int) -> list[int]:
+def spread(length: int, most: int) -> list[int]:
     """Return up to *most* numbers below *length*, evenly spread, with the first and the last."""
     count = min(most, length)
     return [i * (length - 1) // max(1, count - 1) for i in range(count)]

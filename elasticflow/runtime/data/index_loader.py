@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,12 +17,12 @@ from elasticflow.runtime.data.dataset import (
 )
 from elasticflow.runtime.data.device_transfer import transfer_to
 from elasticflow.runtime.data.fingerprint import look_at
-from elasticflow.runtime.data.loader_processes import LoaderProcesses
+from elasticflow.runtime.data.loader_processes import LeaveWhileWaiting, LoaderProcesses
 from elasticflow.runtime.data.sample_reader import SampleReader
 from elasticflow.runtime.data.step_plan import StepPlan
 from elasticflow.runtime.data.values import require_same_values, values_of
 from elasticflow.runtime.measuring.marks import mark
-from elasticflow.runtime.process import random_streams, stopping
+from elasticflow.runtime.process import random_streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -46,7 +47,6 @@ def open_dataset(
 
     Args:
         build: Calls the job's factory; what it draws at random follows from the seed.
-        name: `train` or `evaluation`.
         values: Attributes that arguments of the job stand for, as in `"${dataset.vocab_size}"`, each with the key of one.
         apart_from: Training data that is to have none of its samples: where it has, one rank says so when the run
             begins to train.
@@ -150,7 +150,11 @@ class IndexLoader:
             return
         fetch = self._in_processes(position) if self._num_workers else None
         for samples, end, reads, model_keys in self._plan.after(position):
-            yield Batch(samples, end, model_keys, self._micro_batches(reads, fetch))
+            micro_batches = self._micro_batches(reads, fetch)
+            yield Batch(samples, end, model_keys, micro_batches)
+            if fetch is not None and not self._worker.should_leave:
+                # A script may go on after an error in the midst of the step: the next one gets its own samples all the same.
+                deque(micro_batches, maxlen=0)
 
     def _micro_batches(self, reads: list[Read], fetch: Iterator[Any] | None) -> Iterator[tuple[Any, int]]:
         if fetch is None:
@@ -174,27 +178,3 @@ class IndexLoader:
             self._reader, self._content, reads, self._num_workers, pins_memory=pins_memory, wait=wait
         )
         return self._transfer.move_ahead(processes)
-
-
-class LeaveWhileWaiting:
-    """Reports a long wait for loader processes, and exits if asked to."""
-
-    def __init__(self, worker: Worker) -> None:
-        self._worker, self._phase = worker, ""
-
-    def go_on(self) -> None:
-        """Called several times a second.
-
-        Raises:
-            Leaving: this rank was asked to exit.
-        """
-        worker = self._worker
-        if not self._phase:
-            self._phase = worker.heartbeat.phase("data")
-        if worker.vote.leave_wanted and worker.vote.may_skip:
-            raise stopping.Leaving
-
-    def end(self) -> None:
-        """Called once data is there."""
-        self._worker.heartbeat.phase(self._phase)
-        self._phase = ""

@@ -14,13 +14,14 @@ import weakref
 from contextlib import suppress
 from multiprocessing import connection
 from multiprocessing.queues import Queue
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 from elasticflow.errors import DatasetError, LoaderProcessError, WorkerError
 from elasticflow.runtime.data import notes
+from elasticflow.runtime.process import stopping
 from elasticflow.runtime.process.torch_private import (
     LOADER_TIMED_OUT,
     is_next_delivered,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from elasticflow.runtime.data.sample_reader import SampleReader
     from elasticflow.runtime.data.step_plan import Read
+    from elasticflow.runtime.process.context import Worker
 
 _OUT_OF_MEMORY = (
     "the kernel does that when memory runs out: lower dataset.num_workers, or use smaller batches"
@@ -48,21 +50,34 @@ _LOOK_S = 0.2  # a process that ended is missed after so long
 _ENDING = (RuntimeError, OSError, EOFError)  # what it looks like to fetch from a process that ends
 
 
-class Wait(Protocol):
-    """Whoever waits for loader processes."""
+class LeaveWhileWaiting:
+    """Reports a long wait for loader processes, and exits if asked to."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker, self._phase = worker, ""
 
     def go_on(self) -> None:
-        """Called several times a second while a batch is long in coming; an exception ends the wait."""
+        """Called several times a second.
+
+        Raises:
+            Leaving: this rank was asked to exit.
+        """
+        worker = self._worker
+        if not self._phase:
+            self._phase = worker.heartbeat.phase("data")
+        if worker.vote.leave_wanted and worker.vote.may_skip:
+            raise stopping.Leaving
 
     def end(self) -> None:
-        """Called once the batch has come."""
+        """Called once data is there."""
+        self._worker.heartbeat.phase(self._phase)
+        self._phase = ""
 
 
 class LoaderProcesses:
     """Yields the batches of *reads* in their order, read by processes of its own.
 
     Args:
-        reader: Reads the samples, in each process.
         dataset: Name of the dataset in error messages.
         reads: The reads in order; some batches ahead of those yielded are requested.
         wait: Called while a batch is long in coming, and once it has come.
@@ -81,7 +96,7 @@ class LoaderProcesses:
         num_workers: int,
         *,
         pins_memory: bool,
-        wait: Wait | None = None,
+        wait: LeaveWhileWaiting | None = None,
     ) -> None:
         # Others than forked ones would not be this process's children (Python 3.14), and lose the dataset's memory.
         context = multiprocessing.get_context("fork" if sys.platform == "linux" else None)

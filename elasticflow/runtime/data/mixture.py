@@ -34,7 +34,6 @@ class MixedDataset:
         sets: At least one, in the order of the job file.
 
     Attributes:
-        sizes: Lengths of the sets.
         look: Fingerprints of the sets' samples, and the parts that vary.
         fingerprint: Fingerprint of all sets together.
         source: Origin of the sets, for the log.

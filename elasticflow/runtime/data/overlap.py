@@ -14,7 +14,7 @@ from torch.utils.data import Subset
 
 from elasticflow import events
 from elasticflow.runtime.data import held_generators
-from elasticflow.runtime.data.fingerprint import without_trace
+from elasticflow.runtime.data.fingerprint import spread, without_trace
 from elasticflow.runtime.data.walk import digest_of
 from elasticflow.runtime.process import random_streams
 
@@ -167,10 +167,9 @@ def _are_one_set(base: Any, other: Any) -> bool:
     if type(base) is not type(other) or len(base) != len(other):
         return False
     reader, other_reader = _Reader(base), _Reader(other)
-    count = min(_BASE_SAMPLES, len(base))
-    indices = [i * (len(base) - 1) // max(1, count - 1) for i in range(count)]
+    indices = spread(len(base), _BASE_SAMPLES)
     digests = [reader.digest(index) for index in indices]
-    is_varied = len(set(digests)) > count // 2 and not reader.unseen
+    is_varied = len(set(digests)) > len(indices) // 2 and not reader.unseen
     return is_varied and digests == [other_reader.digest(index) for index in indices]
 
 
@@ -181,7 +180,7 @@ def _by_content(training: Any, evaluation: Any, limit_s: float) -> Overlap:
         return Overlap(0, 0, 0, len(training), doubt=doubt)
     wanted: dict[bytes, int] = {}
     read: Counter[bytes] = Counter()
-    for index in _spread(len(evaluation), _MOST):
+    for index in _scattered(len(evaluation), _MOST):
         digest = measured.digest(index)
         wanted.setdefault(digest, index)
         read[digest] += 1
@@ -191,7 +190,7 @@ def _by_content(training: Any, evaluation: Any, limit_s: float) -> Overlap:
         return Overlap(0, 0, 0, len(training), doubt="the evaluation's samples repeat themselves")
     pairs: dict[bytes, int] = {}
     seen: Counter[bytes] = Counter()
-    for index in _spread(len(training), len(training)):
+    for index in _scattered(len(training), len(training)):
         digest = trained.digest(index)
         seen[digest] += 1
         if digest in wanted:
@@ -205,7 +204,8 @@ def _by_content(training: Any, evaluation: Any, limit_s: float) -> Overlap:
     elif compared < len(training):
         doubt = f"{compared:,} of {len(training):,} training samples were looked at in {limit_s:g} s"
     overlap = Overlap(len(pairs), len(wanted), compared, len(training), pair, doubt)
-    return _weighed(overlap, sum(read[digest] for digest in pairs), read.total(), seen)
+    is_natural = _are_twins(sum(read[digest] for digest in pairs), read.total(), seen)
+    return overlap._replace(is_natural=True, doubt=_REPEATED) if is_natural else overlap
 
 
 def _doubt_of(reader: _Reader) -> str:
@@ -213,12 +213,6 @@ def _doubt_of(reader: _Reader) -> str:
     if reader.digest(0) != reader.digest(0):
         return "a sample read twice is not the same"
     return f"{', '.join(reader.unseen)} in the samples cannot be looked into" if reader.unseen else ""
-
-
-def _weighed(overlap: Overlap, twins: int, read: int, seen: Counter[bytes]) -> Overlap:
-    """Return *overlap*, marked as natural if it is."""
-    is_natural = _are_twins(twins, read, seen)
-    return overlap._replace(is_natural=True, doubt=_REPEATED) if is_natural else overlap
 
 
 def _are_twins(found: int, read: int, seen: Counter[bytes]) -> bool:
@@ -243,7 +237,7 @@ def _are_twins(found: int, read: int, seen: Counter[bytes]) -> bool:
     return found > 0 and share > 0 and found / read <= share + _DEVIATIONS * math.sqrt(variance)
 
 
-def _spread(length: int, most: int) -> Iterator[int]:
+def _scattered(length: int, most: int) -> Iterator[int]:
     """Yield *most* numbers below *length*, each once; the first of them are spread over all."""
     stride = max(1, round(length * (math.sqrt(5) - 1) / 2))
     while math.gcd(stride, length) > 1:

@@ -66,7 +66,6 @@ def bucket_by_length(
     Args:
         dataset: The training data, as `open_dataset` returned it.
         lengths: A column or an attribute of the data, or a function that is called with it: a number for each sample.
-        batch: Samples of one step.
         tail: Treatment of samples at an epoch's end that fill no batch.
 
     Raises:

@@ -15,7 +15,8 @@ from elasticflow import events
 from elasticflow.errors import DatasetError
 from elasticflow.runtime.data.dataset import OpenedDataset, confirm, opened
 from elasticflow.runtime.data.device_transfer import transfer_to
-from elasticflow.runtime.data.index_loader import Batch, LeaveWhileWaiting
+from elasticflow.runtime.data.index_loader import Batch
+from elasticflow.runtime.data.loader_processes import LeaveWhileWaiting
 from elasticflow.runtime.data.sample_reader import checked_collate
 from elasticflow.runtime.data.shard_reader import Chunk, ShardReader, read_ahead, require_iterable
 from elasticflow.runtime.data.step_plan import micro_batches
@@ -86,7 +87,6 @@ class ShardLoader:
     """Reads this rank's part of every global batch: samples of its own data shards.
 
     Args:
-        dataset: Result of `open_shards`.
         micro_batch_size: Most samples in one forward, None for all of a rank's part at once.
         num_workers: Loader processes, each of which reads whole shards; 0 reads in this process.
         collate: Function that makes a batch of a list of samples. None: torch's default_collate.
@@ -136,10 +136,10 @@ class ShardLoader:
         while not schedule.is_end(position):
             worker.generators.before_data()
             try:
-                step = schedule.next(position, live, supply, is_plenty=is_plenty)
+                end = schedule.next(position, live, supply, is_plenty=is_plenty)
             except Leaving:
                 return  # on every rank: see `ShardSupply.look`
-            position = step.end
+            samples, position = end.samples - position.samples, end
             pieces = self._pieces(supply.taken())
             # Read before this step's vote, with which the ranks tell each other.
             try:
@@ -149,7 +149,7 @@ class ShardLoader:
             worker.generators.after_data()
             worker.vote.count_wanted = is_short
             keys = [random_streams.model_key(worker.seed, position.step, *key) for key, _ in pieces]
-            yield Batch(step.samples, position, keys, self._micro_batches(position.step, pieces))
+            yield Batch(samples, position, keys, self._micro_batches(position.step, pieces))
             is_plenty = not worker.vote.count
 
     def _feeds(self, position: Position) -> dict[int, Iterator[Chunk]]:

@@ -18,7 +18,7 @@ from elasticflow.runtime.process.torch_private import forget_loader_process
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from elasticflow.runtime.data.loader_processes import Wait
+    from elasticflow.runtime.data.loader_processes import LeaveWhileWaiting
 
 _REPORT_EVERY_S = 1.0
 _USE = 2  # of random streams: 0 and 1 are datasets read by index
@@ -28,7 +28,6 @@ class Chunk(NamedTuple):
     """Some samples of a shard.
 
     Attributes:
-        samples: The next ones.
         is_end: The shard has no more in this epoch.
         passed: Instead of samples: how many were read and left out so far, on the way to the cursor.
     """
@@ -149,7 +148,7 @@ def _set_epoch(samples: Any, epoch: int) -> None:
         set_epoch(epoch)
 
 
-def read_ahead(chunks: Iterator[Chunk], shard: Any, wait: Wait) -> Iterator[Chunk]:
+def read_ahead(chunks: Iterator[Chunk], shard: Any, wait: LeaveWhileWaiting) -> Iterator[Chunk]:
     """Return *chunks* as a process of its own reads them, which starts now; errors name the class of *shard*."""
     reader: Any = _ChunkReader(chunks)
     return map(pickle.loads, LoaderProcesses(reader, shard, repeat((0, [])), 1, pins_memory=False, wait=wait))

@@ -7,7 +7,7 @@ after a position depend neither on the world size nor on the batches that led to
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from elasticflow.errors import DatasetError
 from elasticflow.runtime.data.order.order import VERSION
@@ -32,13 +32,6 @@ class Supply(Protocol):
         """Begin the next epoch; all shards have given all they have."""
 
 
-class ShardStep(NamedTuple):
-    """Samples of a step."""
-
-    samples: int
-    end: Position
-
-
 class ShardSchedule:
     """The end of a run over data shards, and the samples of each step.
 
@@ -49,7 +42,6 @@ class ShardSchedule:
     get smaller before an epoch ends.
 
     Args:
-        shards: Data shards.
         epochs: Passes over the data; or
         steps: Optimizer steps.
         tail: Treatment of samples at an epoch's end that fill no batch: "spill" or "short".
@@ -108,8 +100,8 @@ class ShardSchedule:
         shares = self._shares(self._sizes, position.cursors, live)
         return [share + 2 if goes_on else 0 for share, goes_on in zip(shares, live, strict=True)]
 
-    def next(self, position: Position, live: list[bool], supply: Supply, *, is_plenty: bool) -> ShardStep:
-        """Return the step after *position*, and have *supply* take its samples.
+    def next(self, position: Position, live: list[bool], supply: Supply, *, is_plenty: bool) -> Position:
+        """Return the position after the step that follows *position*, and have *supply* take the step's samples.
 
         Args:
             position: Not the end.
@@ -144,7 +136,7 @@ class ShardSchedule:
             supply.turn()
             if epoch == self.epochs or (count and self._tail == "short"):
                 break
-        end = Position(
+        return Position(
             step=position.step + 1,
             offset=position.offset + count,
             epoch=epoch,
@@ -152,7 +144,6 @@ class ShardSchedule:
             is_epoch_end=epoch > position.epoch,
             cursors=tuple(cursors),
         )
-        return ShardStep(count, end)
 
     def _can_take(self, missing: Sequence[int], live: Sequence[bool]) -> bool:
         return any(

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from elasticflow.errors import StateError
+from elasticflow.runtime.data.rows import cut, is_column, leaves
 from elasticflow.runtime.process.position import even_split
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from elasticflow.runtime.data import index_loader
     from elasticflow.runtime.process.position import Position
@@ -86,7 +86,7 @@ class Batch:
         rows, number = _rows(self.data), -(-self.most // most)
         for low, high in (even_split(rows, number, part) for part in range(number)):
             count = 0 if self.samples == 0 else high - low
-            data = _cut(self.data, low, high) if high > low else _cut(self.data, 0, 1)
+            data = cut(self.data, rows, low, high) if high > low else cut(self.data, rows, 0, 1)
             yield Batch(
                 count,
                 self.total,
@@ -108,7 +108,7 @@ class Batch:
 
 
 def _rows(data: Any) -> int:
-    found = list(_with_rows(data))
+    found = [each for each in leaves(data) if _must_have_rows(each)]
     if not any(isinstance(each, Tensor) for each in found):
         raise StateError(
             "batch.parts cuts tensors, and there is none in this batch", "cut batch.data in the script"
@@ -123,41 +123,11 @@ def _rows(data: Any) -> int:
     return next(iter(numbers))
 
 
+def _must_have_rows(leaf: Any) -> bool:
+    is_of_texts = is_column(leaf) and all(isinstance(item, str | bytes) for item in leaf)
+    return leaf.dim() > 0 if isinstance(leaf, Tensor) else is_of_texts
+
+
 def _listed(numbers: Iterable[int]) -> str:
     *others, last = map(str, sorted(numbers))
     return f"{', '.join(others)} and {last}"
-
-
-def _with_rows(data: Any) -> Iterator[Tensor | Sequence[Any]]:
-    """Yield what `_cut` cuts in *data*."""
-    if isinstance(data, Tensor):
-        if data.dim() > 0:
-            yield data
-    elif isinstance(data, Mapping):
-        for item in data.values():
-            yield from _with_rows(item)
-    elif _are_texts(data):
-        yield data
-    elif isinstance(data, list | tuple):
-        for item in data:
-            yield from _with_rows(item)
-
-
-def _are_texts(data: Any) -> bool:
-    is_list = isinstance(data, list | tuple) and not hasattr(data, "_fields")
-    return is_list and bool(data) and all(isinstance(item, str | bytes) for item in data)
-
-
-def _cut(data: Any, low: int, high: int) -> Any:
-    """Return rows *low* to *high* of all tensors in *data*; a list of strings, as torch collates strings, is cut like a tensor."""
-    if isinstance(data, Tensor):
-        return data[low:high] if data.dim() > 0 else data
-    if isinstance(data, Mapping):
-        return type(data)({key: _cut(item, low, high) for key, item in data.items()})  # type: ignore[call-arg]
-    if _are_texts(data):
-        return data[low:high]
-    if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*(_cut(item, low, high) for item in data))
-    if isinstance(data, list | tuple):
-        return type(data)(_cut(item, low, high) for item in data)
-    return data

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import Tensor, nn
 
 from elasticflow.errors import HookError
+from elasticflow.runtime.process import checksums
 from elasticflow.runtime.process.sharded_tensors import local_of, reshard
 from elasticflow.runtime.process.torch_private import version_of
-from elasticflow.runtime.snapshot import checksums
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -82,7 +82,6 @@ class Worker:
         dataset: The training data as the job's factory returned it; None before it is open, and for data shards.
         started_at: Position at which this generation began to train.
         scalar_names: Names of the scalars that the job's steps return, in an order that is the same on every rank.
-        trajectory_recorder: Records the state after every step, if requested.
         stoppable: Context manager that turns a StopTraining raised by the job's own code into this rank's request to stop.
         stopped: The reason for which all ranks agreed to take no further step: training has ended, or they exit; None before.
     """

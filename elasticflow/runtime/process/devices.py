@@ -153,7 +153,6 @@ def require_type_of_launch(keys: Keys, device: torch.device) -> None:
 
     Args:
         keys: Keys of the whole launch.
-        device: The device that this worker has chosen.
 
     Raises:
         DeviceError: *device* is of another type; the message names both.

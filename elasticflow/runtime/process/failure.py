@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import traceback
-from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -16,9 +15,6 @@ from elasticflow.system.device_errors import class_of_device_error, is_shared_de
 
 # Characters. The message of an exception may contain a whole batch.
 _LONGEST = 20_000
-
-# Name of train.py's module: when it runs, and when `--deep` imports it.
-_ENTRY_POINT = ("__main__", "train")
 
 # torch's messages name arguments of its constructor, where a user of ours sets keys in a job file.
 _IN_OUR_WORDS = {
@@ -96,39 +92,7 @@ def describe(error: BaseException) -> str:
     for mark, (meaning, remedy) in _IN_OUR_WORDS.items():
         if mark in _own_words(error):
             return f"{type(error).__name__}: {meaning}\n  help: {remedy}"
-    message = shortened("".join(traceback.format_exception_only(error)).strip())
-    hint = _of_a_table(error)
-    return message if hint is None else f"{message}\n  help: {hint}"
-
-
-def _of_a_table(error: BaseException) -> str | None:
-    """Return the remedy if a factory of the job used a table of the job file as an object with attributes; else None."""
-    if not isinstance(error, AttributeError) or type(error.obj) is not dict:
-        return None
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    for caller, called in pairwise(frames):
-        # train.py passes the job file's values to the factories that it calls.
-        is_step = (
-            called.f_code.co_name == "training_step"
-        )  # it gets batches, which do not come from the job file
-        if (
-            not is_step
-            and caller.f_globals.get("__name__") in _ENTRY_POINT
-            and _calls_factories(caller.f_code.co_name)
-        ):
-            given = [name for name, value in called.f_locals.items() if value is error.obj]
-            if given:
-                name = given[0]
-                return (
-                    f"the job file gives `{name}` as a table, which is a dict; where an object is expected, name its "
-                    f'class: {name} = {{ entry = "module:Class", args = {{ ... }} }}'
-                )
-    return None
-
-
-def _calls_factories(function: str) -> bool:
-    """True if *function*, of train.py or of the code that `--deep` makes from the job, calls factories of the job."""
-    return function in {"main", "<lambda>"} or function.startswith("build_")
+    return shortened("".join(traceback.format_exception_only(error)).strip())
 
 
 def text(error: BaseException) -> str:

@@ -55,8 +55,8 @@ class LearningRates:
     def json(self, rates: Rates) -> str:
         """Return *rates*, which must be those read last, as JSON: a number for a single group, else an object by name."""
         if len(rates) != len(self._keys):
-            return _number(rates[0]) if rates else "null"
-        return "{" + ", ".join(map("{}: {}".format, self._keys, map(_number, rates))) + "}"
+            return json_number(rates[0]) if rates else "null"
+        return "{" + ", ".join(map("{}: {}".format, self._keys, map(json_number, rates))) + "}"
 
 
 def _of_several(by_name: Mapping[str, list[dict[str, Any]]]) -> list[str]:
@@ -85,6 +85,7 @@ def _rate(group: dict[str, Any]) -> SupportsFloat:
     return copy_to_host(rate) if isinstance(rate, Tensor) else float(rate)
 
 
-def _number(value: SupportsFloat) -> str:
+def json_number(value: SupportsFloat) -> str:
+    """Return a number as JSON; one that is not finite is null."""
     number = float(value)
     return repr(number) if math.isfinite(number) else "null"

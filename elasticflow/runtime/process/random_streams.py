@@ -132,7 +132,6 @@ class Generators:
     A dataset's draws are seen in the same way, against the same state; see `Draws`.
 
     Args:
-        seed: Seed of the resting state.
         device: Device on which the model draws.
 
     Attributes:

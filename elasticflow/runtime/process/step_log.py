@@ -13,7 +13,7 @@ from elasticflow import events
 from elasticflow.protocol import device_usage
 from elasticflow.protocol.run_files import COUNT, GRAD_NORM, MFU, RATE
 from elasticflow.protocol.worker_environment import FIGURES, HEARTBEAT, HEARTBEAT_SLOT, HELD, PROFILE
-from elasticflow.runtime.process.learning_rates import LearningRates
+from elasticflow.runtime.process.learning_rates import LearningRates, json_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -312,15 +312,10 @@ class Progress:
             text += "".join(
                 f', "{name}": {value}' for name, value in facts.usage._asdict().items() if value is not None
             )
-        return text + "".join(f', "{name}": {_number(value)}' for name, value in facts.scalars.items())
-
-
-def _number(value: SupportsFloat) -> str:
-    number = float(value)
-    return repr(number) if math.isfinite(number) else "null"
+        return text + "".join(f', "{name}": {json_number(value)}' for name, value in facts.scalars.items())
 
 
 def _norm(norm: SupportsFloat | dict[str, float]) -> str:
     if not isinstance(norm, dict):
-        return _number(norm)
-    return "{" + ", ".join(f"{json.dumps(name)}: {_number(value)}" for name, value in norm.items()) + "}"
+        return json_number(norm)
+    return "{" + ", ".join(f"{json.dumps(name)}: {json_number(value)}" for name, value in norm.items()) + "}"

@@ -39,55 +39,8 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
-__all__ = [
-    "COMPILED_MODEL",
-    "EXTRA_STATE",
-    "GRADIENT_TWICE",
-    "LOADER_TIMED_OUT",
-    "MACHINERY",
-    "NOT_DETERMINISTIC",
-    "NO_GRADIENT",
-    "NO_MEMORY",
-    "PEER_LOST",
-    "SHARDED_PART",
-    "HashStore",
-    "PrefixStore",
-    "Store",
-    "TCPStore",
-    "address_of",
-    "before_gathers",
-    "bind_to_cores",
-    "broadcast_coalesced",
-    "buffers_of",
-    "collectives_so_far",
-    "compile_deterministically",
-    "compiled_graphs",
-    "foreach_copy_",
-    "foreach_div_",
-    "forget_loader_process",
-    "has_gathered_gradients",
-    "has_gradient_hooks",
-    "has_plain_state",
-    "is_accelerator_refused",
-    "is_compiled",
-    "is_next_delivered",
-    "loader_processes_of",
-    "local_tensor_of",
-    "on_compile",
-    "precompile_headers_if",
-    "refuse_draws_into_parts",
-    "replace_total_norm",
-    "scale_of",
-    "share_batches_without_names",
-    "state_hooks_of",
-    "storage_id",
-    "tables_of",
-    "total_norm",
-    "tree_map",
-    "unsaved_buffers_of",
-    "version_of",
-    "warm_up_compiler",
-]
+# Names of torch that others take from here.
+__all__ = ["HashStore", "PrefixStore", "Store", "TCPStore"]
 
 
 def _changed(name: str, use: str) -> TorchChangedError:

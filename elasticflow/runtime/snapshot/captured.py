@@ -7,8 +7,8 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.errors import RanksDifferError
+from elasticflow.runtime.process.checksums import sums_of
 from elasticflow.runtime.process.process_group import DigestComparison
-from elasticflow.runtime.snapshot.checksums import sums_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -18,10 +18,9 @@ import torch
 
 from elasticflow import events
 from elasticflow.errors import NotExchangedError, ReplicasDifferError
-from elasticflow.runtime.process import environment
+from elasticflow.runtime.process import checksums, environment
 from elasticflow.runtime.process.process_group import DigestComparison
 from elasticflow.runtime.process.sharded_tensors import NOT_SHARDED, local_of
-from elasticflow.runtime.snapshot import checksums
 from elasticflow.runtime.snapshot.rank_shard import nbytes_of
 from elasticflow.snapshots.format.policy import Due
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
 from elasticflow.errors import SnapshotError, StorageError
-from elasticflow.runtime.process import stopping
-from elasticflow.runtime.snapshot import checksums
+from elasticflow.runtime.process import checksums, stopping
 from elasticflow.runtime.state.codec import LazyTensors
 from elasticflow.snapshots.format.manifest import DamagedSnapshotError, UnreadableSnapshotError
 from elasticflow.system import fault_injection

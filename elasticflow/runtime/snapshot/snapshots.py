@@ -15,9 +15,9 @@ from elasticflow.runtime.data.dataset import EVALUATION_DATA, TRAINING_DATA, ope
 from elasticflow.runtime.data.order.order import require_same_order
 from elasticflow.runtime.data.values import marks_of
 from elasticflow.runtime.measuring.marks import mark
-from elasticflow.runtime.process import devices, environment, leaving
+from elasticflow.runtime.process import checksums, devices, environment, leaving
 from elasticflow.runtime.process.context import Restored
-from elasticflow.runtime.snapshot import checksums, memory_tier, restore, writer_connection
+from elasticflow.runtime.snapshot import memory_tier, restore, writer_connection
 from elasticflow.runtime.snapshot.captured import CaptureCheck
 from elasticflow.runtime.snapshot.memory_tier import MemoryTier
 from elasticflow.runtime.snapshot.metadata import (

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from elasticflow.runtime.snapshot.checksums import Sums
+from elasticflow.runtime.process.checksums import Sums
 from elasticflow.runtime.snapshot.rank_shard import address_of
 from elasticflow.runtime.state.tensors import copy
 from elasticflow.system import fault_injection
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from elasticflow.runtime.snapshot.checksums import StartedSums
+    from elasticflow.runtime.process.checksums import StartedSums
     from elasticflow.runtime.snapshot.rank_shard import RankShard
 
 # cudaHostRegisterPortable.

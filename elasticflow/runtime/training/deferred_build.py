@@ -238,7 +238,7 @@ class DeferredBuild(torch_private.TorchDispatchMode):  # type: ignore[misc]
             return self._computed(func, args, kwargs, written)
         states = None
         if torch.Tag.nondeterministic_seeded in func.tags:
-            states = _generator_of(kwargs).get_state()
+            states = (kwargs.get("generator") or torch.default_generator).get_state()
             # As many draws as the operation itself makes, which may depend on the values that it reads.
             self._computed(func, args, kwargs, written, to_scratch=True)
         sources = {id(t.untyped_storage()): t.untyped_storage() for t in tensors if t.is_meta}
@@ -340,10 +340,6 @@ def _kept(value: Any) -> Any:
     if isinstance(value, Tensor):
         return _Place.of(value) if value.is_meta else value.detach().clone()
     return value
-
-
-def _generator_of(kwargs: dict[str, Any]) -> torch.Generator:
-    return kwargs.get("generator") or torch.default_generator
 
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any], states: Tensor | None) -> Any:

@@ -45,11 +45,17 @@ def be_deterministic() -> None:
 
 
 def require_deterministic() -> None:
-    """Make sure that torch still refuses operations that are not deterministic.
+    """Make sure that torch still refuses operations that are not deterministic, and chooses no kernels by their speed.
 
     Raises:
-        StateError: the job's own code has switched that off.
+        StateError: the job's own code has switched that off, or the choice on.
     """
+    if torch.backends.cudnn.benchmark:
+        raise StateError(
+            'the job\'s own code has switched on torch.backends.cudnn.benchmark, and train.consistency = "exact" needs the same kernels '
+            "each time",
+            'take it out, or use consistency = "batch"',
+        )
     if torch.get_deterministic_debug_mode() != _ERRORS:
         raise StateError(
             'the job\'s own code has switched off what train.consistency = "exact" needs: torch.use_deterministic_algorithms(True)',

@@ -77,7 +77,6 @@ class Evaluation:
         samples: Most samples to evaluate: always the same samples, drawn from the set by its length alone. None: all.
 
     Attributes:
-        fingerprint: Fingerprint of the dataset, if it has one.
         weights: Weights whose metrics come first.
         best: Best value so far of the metric that *best* names.
         is_owed: The evaluation after the step resumed from was cut short because all ranks exited; it has to be made now.

@@ -10,6 +10,7 @@ reductions would add in an order that depends on the world size, its buckets and
 from __future__ import annotations
 
 import itertools
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,9 @@ from torch import Tensor, nn
 from elasticflow.errors import StateError
 from elasticflow.runtime.measuring.marks import mark
 from elasticflow.runtime.process import environment
+from elasticflow.runtime.process.checksums import sums_of
 from elasticflow.runtime.process.position import even_split
+from elasticflow.runtime.process.sharded_tensors import local_of
 from elasticflow.runtime.process.torch_private import (
     buffers_of,
     collectives_so_far,
@@ -31,14 +34,14 @@ from elasticflow.runtime.training.replicated_step import ReplicatedStep
 from elasticflow.runtime.training.step_row import NO_REQUESTS, ROW_SIZE, StepRow, row_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from elasticflow.runtime.data.index_loader import Batch
     from elasticflow.runtime.process.context import Worker
-    from elasticflow.runtime.training.loss import StepLoss
 
 
-_LOOKS = 2
+LOOKS = 2
+"""Forwards of a rank that are looked at."""
 
 
 class ExactStep(ReplicatedStep):
@@ -75,7 +78,7 @@ class ExactStep(ReplicatedStep):
         self._low, self._high = even_split(virtual_shards, worker.world_size, worker.rank)
         model_buffers.send(worker, [t.detach() for t in (*model.parameters(), *model.buffers())])
         self._buffers = ShardBuffers(model, self._model_buffers)
-        self._virtual_shards, self._looks_left = virtual_shards, _LOOKS
+        self._virtual_shards, self._look = virtual_shards, ForwardLook(model)
         self._lay_out()
 
     def _lay_out(self) -> None:
@@ -141,7 +144,8 @@ class ExactStep(ReplicatedStep):
             parameter.grad = None
         determinism.require_deterministic()
         try:
-            given = self._look_at_forward(shard, data, num_samples)
+            with self._look() if shard == self._low else nullcontext():
+                given = self._forward(shard, data, num_samples)
             if given is None:
                 return None
             loss, count = given
@@ -152,33 +156,11 @@ class ExactStep(ReplicatedStep):
                 loss = loss * (num_samples / total)
             with mark("backward"):
                 torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
+            self._look.after_backward()
         except RuntimeError as error:
             raise determinism.named(error) from error
         determinism.require_deterministic()
         return loss.detach(), 0.0 if count is None else count
-
-    def _look_at_forward(self, shard: int, data: Any, num_samples: int) -> StepLoss | None:
-        """Do what `_forward` does, and in the first steps raise StateError if that depends on which rank runs which shards."""
-        if shard != self._low or not self._looks_left:
-            return self._forward(shard, data, num_samples)
-        self._looks_left -= 1
-        sums, begun = _sums(self._model), collectives_so_far()
-        given = self._forward(shard, data, num_samples)
-        if collectives_so_far() != begun:
-            raise StateError(
-                "the forward calls a collective of torch.distributed, and each virtual shard runs by itself: the bits would depend on "
-                "the number of workers",
-                'let the forward see its own samples alone, or leave out virtual_shards (consistency = "batch")',
-            )
-        for name, total in _sums(self._model).items():
-            if total.isfinite() and not total.equal(sums[name]):
-                raise StateError(
-                    f"the forward changes the parameter {name}, and a rank runs one forward for each of its virtual shards: the bits "
-                    "would depend on the number of workers",
-                    "change it after the optimizer's step, as a momentum encoder or an average may be, or leave out virtual_shards "
-                    '(consistency = "batch")',
-                )
-        return given
 
     def _leaf(
         self, shard: int, given: tuple[Tensor | float, float | Tensor] | None
@@ -222,12 +204,61 @@ def refuse(worker: Worker, model: nn.Module, virtual_shards: int) -> None:
     environment.require_same(worker)
 
 
-def _sums(model: nn.Module) -> dict[str, Tensor]:
-    with torch.no_grad():
-        return {
-            name: p.sum(dtype=torch.float64 if p.is_floating_point() else None)
-            for name, p in model.named_parameters()
-        }
+class ForwardLook:
+    """Looks in a rank's first forwards for acts whose results depend on which rank runs which shards; a context for each."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self._left = model, LOOKS
+        self._sums: dict[str, int] = {}
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Context of a forward, after which StateError is raised if the forward called a collective or changed a parameter."""
+        self._sums = {}
+        if not self._left:
+            yield
+            return
+        self._left -= 1
+        self._sums, begun = parameter_sums(self._model.named_parameters()), collectives_so_far()
+        yield
+        if collectives_so_far() != begun:
+            raise StateError(
+                "the forward calls a collective of torch.distributed, and each virtual shard runs by itself: the bits would depend on "
+                "the number of workers",
+                'let the forward see its own samples alone, or leave out virtual_shards (consistency = "batch")',
+            )
+        self._require_unchanged("forward")
+
+    def after_backward(self) -> None:
+        """Raise StateError if the backward of a forward that was looked at changed a parameter."""
+        if self._sums:
+            self._require_unchanged("backward")
+            self._sums = {}
+
+    def _require_unchanged(self, part: str) -> None:
+        therefore = f"a rank runs one {part} for each of its virtual shards: the bits would depend on the number of workers"
+        require_unchanged(self._sums, self._model.named_parameters(), therefore, part)
+
+
+def parameter_sums(named: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
+    """Return a sum over the bits of each parameter, of a sharded one over this rank's rows."""
+    return sums_of({name: local_of(parameter) for name, parameter in named})
+
+
+def require_unchanged(
+    before: Mapping[str, int], named: Iterable[tuple[str, Tensor]], therefore: str, part: str = "forward"
+) -> None:
+    """Make sure that parameters have the sums *before*.
+
+    Raises:
+        StateError: a *part* of a step has changed one; named.
+    """
+    for name, total in parameter_sums(named).items():
+        if total != before[name]:
+            raise StateError(
+                f"the {part} changes the parameter {name}, and {therefore}",
+                "change it after the optimizer's step, as a momentum encoder or an average may be",
+            )
 
 
 def _dense(gradient: Tensor | None) -> Tensor | None:
@@ -244,9 +275,10 @@ class ShardBuffers:
     def __init__(self, model: nn.Module, buffers: model_buffers.ModelBuffers) -> None:
         self._buffers = buffers
         norms = [m for m in model.modules() if isinstance(m, model_buffers.BATCHNORMS)]
-        own = [b for norm in norms for b in norm.buffers(recurse=False)]
-        self._means = [b for b in own if b.is_floating_point()]
-        self._counters = [b for b in own if not b.is_floating_point()]
+        own = [(norm, b) for norm in norms for b in norm.buffers(recurse=False)]
+        self._means = [b for _, b in own if b.is_floating_point()]
+        self._norms = [norm for norm, b in own if b.is_floating_point()]  # of each of the means
+        self._counters = [b for _, b in own if not b.is_floating_point()]
         others = [m for m in model.modules() if not isinstance(m, model_buffers.BATCHNORMS)]
         self._others = [table for table in map(buffers_of, others) if table]
         self._counted: list[Tensor] = []
@@ -279,9 +311,11 @@ class ShardBuffers:
         """Load the combined result of all shards into the buffers. Without samples for the first shard the others are as before."""
         self.restore()
         means = len(self._means)
-        if means:
-            foreach_copy_(self._means, totals[:means])
-            foreach_div_(self._means, shards)
+        # A mean of equal statistics, as of a frozen layer, may be rounded otherwise.
+        moved = [place for place, norm in enumerate(self._norms) if norm.training]
+        if moved:
+            foreach_copy_([self._means[place] for place in moved], [totals[place] for place in moved])
+            foreach_div_([self._means[place] for place in moved], shards)
         for total, counter in zip(totals[means:], self._counters, strict=True):
             counter.add_(total.to(counter.dtype))
         for table, name, value in self._first:

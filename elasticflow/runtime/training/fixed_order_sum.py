@@ -99,7 +99,6 @@ class TreeSum(Generic[T]):
     """Adds up neighbouring leaves or subtrees in ascending order; `nodes` holds the remaining subtrees, as few as possible.
 
     Args:
-        leaves: Leaves of the whole tree.
         add: Returns left + right; it may overwrite both.
     """
 
@@ -125,15 +124,10 @@ class TreeSum(Generic[T]):
 
 def places(leaves: int, low: int, high: int) -> list[tuple[int, int]]:
     """Return level and place of the subtrees that remain after the leaves `[low, high)` are added up."""
-    tree: TreeSum[None] = TreeSum(leaves, _nothing)
+    tree: TreeSum[None] = TreeSum(leaves, lambda *_: None)
     for leaf in range(low, high):
         tree.push(0, leaf, None)
     return [(node.level, node.place) for node in tree.nodes]
-
-
-def _nothing(left: None, right: None) -> None:
-    """Add what has no value."""
-    del left, right
 
 
 class FixedOrderAllReduce:
@@ -143,7 +137,6 @@ class FixedOrderAllReduce:
         layout: Layout of one shard's tensors.
         shards: Number of shards of all ranks.
         ranks: The ranks that share the shards out among them, each its even part, in this order.
-        rank: This rank, which is among them.
     """
 
     def __init__(self, layout: BucketLayout, shards: int, ranks: Sequence[int], rank: int) -> None:
@@ -178,11 +171,7 @@ class FixedOrderAllReduce:
             self._send()
 
     def send_early(self, shard: int, leaf: Subtree) -> None:
-        """Take the next bucket of this rank's last shard, and send it while the shard is still at work on others.
-
-        Args:
-            shard: The last of this rank.
-        """
+        """Take the next bucket of this rank's last shard, and send it while the shard is still at work on others."""
         self._lanes[self._sent].push(shard, leaf)
         self._send()
 

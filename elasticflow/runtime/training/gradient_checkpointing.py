@@ -120,9 +120,18 @@ def _require_repeatable(module: nn.Module, name: str) -> None:
             raise JobKeyError(
                 KEY, message, f"name modules inside {where} that hold none, or use GroupNorm or LayerNorm"
             )
+        if _has_spectral_norm(inner):
+            message = f"{KEY}: {inner_name} has a spectral norm, whose estimate moves in each forward"
+            raise JobKeyError(KEY, message, f"name modules inside {where} that have none")
         if isinstance(inner, torch.jit.ScriptModule) or "forward" in vars(inner):
             message = f"{KEY}: {inner_name or where} has a forward that is not its class's"
             raise JobKeyError(KEY, message, f"name other modules than {where}")
+
+
+def _has_spectral_norm(module: nn.Module) -> bool:
+    """Return whether each forward of *module* makes a step of a power iteration: what is computed again has other weights."""
+    buffers = dict(module.named_buffers(recurse=False))
+    return any(name.endswith("_u") and f"{name[:-1]}v" in buffers for name in buffers)
 
 
 def _like(model: nn.Module) -> str:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from elasticflow import events
 from elasticflow.errors import StopTraining
+from elasticflow.runtime.data.rows import cut, has_rows, leaves
 from elasticflow.runtime.measuring.scalars import LOSS_KEYS, scalars_in
 from elasticflow.runtime.process import torch_private
 from elasticflow.runtime.training.loss import HALVES, parse_loss
@@ -107,34 +108,6 @@ def _labels_in(batch: Any) -> Iterator[Tensor]:
                 yield from _labels_in(value)
 
 
-def cut(batch: Any, num_samples: int, at: int) -> tuple[Any, Any] | None:
-    """Return a batch as two, of the first *at* samples and of the others; None where it is not plain how."""
-    if isinstance(batch, Tensor):
-        return (batch[:at], batch[at:]) if batch.dim() and len(batch) == num_samples else None
-    if isinstance(batch, dict):
-        return _rebuilt(batch.values(), num_samples, at, lambda parts: dict(zip(batch, parts, strict=True)))
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return _rebuilt(batch, num_samples, at, lambda parts: type(batch)(*parts))
-    if isinstance(batch, list) and batch and len(batch) == num_samples and not _holds_tensors(batch):
-        return batch[:at], batch[at:]
-    if type(batch) in {list, tuple}:
-        return _rebuilt(batch, num_samples, at, type(batch))
-    return None
-
-
-def _holds_tensors(values: list[Any]) -> bool:
-    return any(isinstance(value, Tensor | dict | list | tuple) for value in values)
-
-
-def _rebuilt(
-    values: Any, num_samples: int, at: int, make: Callable[[list[Any]], Any]
-) -> tuple[Any, Any] | None:
-    pairs = [cut(value, num_samples, at) for value in values]
-    if not pairs or any(pair is None for pair in pairs):
-        return None
-    return make([pair[0] for pair in pairs if pair]), make([pair[1] for pair in pairs if pair])
-
-
 def difference(
     worker: Worker | None,
     model: nn.Module,
@@ -151,7 +124,6 @@ def difference(
     Args:
         worker: Owner of the generators that the step draws from; None: torch's.
         model: Bare.
-        batch: Batch for the step.
         dtype: Dtype of autocast, which the caller has switched on.
 
     Raises:
@@ -176,12 +148,12 @@ def difference(
 
 def _difference(loss: Callable[..., float], batch: Any, num_samples: int, tolerance: float) -> str | None:
     whole = loss(batch)
+    if math.isnan(whole) or not all(has_rows(leaf, num_samples) for leaf in leaves(batch)):
+        return None
     # Two cuts: in one of them both parts may count as much per sample.
     for at in {1, num_samples // 2} if num_samples > 1 else ():
-        parts = cut(batch, num_samples, at)
-        if parts is None or math.isnan(whole):
-            return None
-        mean = (loss(parts[0]) * at + loss(parts[1]) * (num_samples - at)) / num_samples
+        first, second = (cut(batch, num_samples, *part) for part in ((0, at), (at, num_samples)))
+        mean = (loss(first) * at + loss(second) * (num_samples - at)) / num_samples
         if abs(whole - mean) > tolerance * abs(whole):
             if abs(whole - loss(batch, seed=2)) > tolerance * abs(whole):
                 return None

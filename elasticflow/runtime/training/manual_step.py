@@ -45,13 +45,6 @@ class _Met(NamedTuple):
     row: StepRow
 
 
-class _Norm(NamedTuple):
-    """The norm of an optimizer's gradients, on its device and here."""
-
-    tensor: Tensor
-    number: float
-
-
 class ManualStep:
     """A model with one replica per rank, whose step moves the optimizers.
 
@@ -235,19 +228,20 @@ class ManualStep:
         norm = self._norm_of(parameters, groups, [_add_up(group, weight) for group in groups])
         if norm is None:
             return
-        total = self._norms[self._names[number].removeprefix("optimizer.")] = norm.number
+        tensor, total = norm
+        self._norms[self._names[number].removeprefix("optimizer.")] = total
         if not math.isfinite(total):
             raise NonFiniteLossError(
                 f"the gradients of {self._names[number]} in step {self._number} are not finite",
                 "look at the data and the learning rates",
             )
         if self._clip is not None:
-            nn.utils.clip_grads_with_norm_(parameters, self._clip, norm.tensor)
+            nn.utils.clip_grads_with_norm_(parameters, self._clip, tensor)
 
     def _norm_of(
         self, parameters: list[nn.Parameter], groups: list[list[nn.Parameter]], ranks: list[Tensor]
-    ) -> _Norm | None:
-        """Return the norm of the gradients; None if there is none. The host waits for the device once.
+    ) -> tuple[Tensor, float] | None:
+        """Return the norm of the gradients, on its device and here; None if there are no gradients. The host waits for the device once.
 
         Args:
             groups: The same parameters, those of one dtype together; empty with one worker.
@@ -260,12 +254,12 @@ class ManualStep:
             return None
         norm = nn.utils.get_total_norm(gradients)
         if self._is_here:
-            return _Norm(norm, norm.item())
+            return norm, norm.item()
         # A gradient that no rank has is zeros until now, and adds nothing to the norm.
         numbers = torch.cat([norm.reshape(1), *(used.to(norm.dtype) for used in ranks)])
         number, *used_by = HostCopy(numbers).tolist()
         _remove_unused(groups, used_by)
-        return _Norm(norm, number) if any(p.grad is not None for p in parameters) else None
+        return (norm, number) if any(p.grad is not None for p in parameters) else None
 
     def _end(self, met: _Met) -> float:
         progress = self._worker.progress

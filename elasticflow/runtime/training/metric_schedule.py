@@ -34,7 +34,6 @@ class MetricSchedule:
     is left out: a run that is made longer later makes the steps of a run that was as long from the beginning.
 
     Args:
-        schedule: Schedule with `step(metric)`.
         metric: Name of the metric as evaluation lines have it: `loss`, `val.loss`.
         every: Intervals of the evaluation that measures the metric.
 

@@ -55,7 +55,8 @@ class ModelBuffers:
 
     def __init__(self, worker: Worker, model: nn.Module, *, keeps_all: bool = False) -> None:
         self._worker, self._keeps_all = worker, keeps_all
-        self._tables = [table for table in map(buffers_of, model.modules()) if table]
+        self._modules = [module for module in model.modules() if buffers_of(module)]
+        self._tables = list(map(buffers_of, self._modules))
         self._sent = [
             (buffers_of(module), name)
             for module in model.modules()
@@ -80,11 +81,12 @@ class ModelBuffers:
         if self._worker.vote.buffers:
             send(self._worker, [b for table, name in self._sent if (b := table[name]) is not None])
             self._seen = self._marks_of_sent()
-        chosen = sorted(self._changing) if self._steps and not self._keeps_all else range(len(self._tables))
+        is_new = self._keeps_all or not self._steps
         self._before = [
-            _Remembered(self._tables[place], name, buffer, buffer.detach().clone())
-            for place in chosen
-            for name, buffer in self._tables[place].items()
+            _Remembered(table, name, buffer, buffer.detach().clone())
+            for place, table in enumerate(self._tables)
+            if is_new or place in self._changing or self._is_at_work(place)
+            for name, buffer in table.items()
             if buffer is not None
         ]
         self._marks, self._steps = [_marks_of(table.values()) for table in self._tables], self._steps + 1
@@ -96,6 +98,13 @@ class ModelBuffers:
         if self._before:
             with torch.no_grad():
                 foreach_copy_([b.buffer for b in self._before], [b.value for b in self._before])
+        if self._steps == 1:
+            self._steps = 0  # the step has left nothing to compare
+
+    def _is_at_work(self, place: int) -> bool:
+        """Return whether this step changes running statistics, which may have been frozen in all steps before."""
+        module = self._modules[place]
+        return module.training and bool(getattr(module, "track_running_stats", False))
 
     def _find_changing(self) -> None:
         marks = [_marks_of(table.values()) for table in self._tables]

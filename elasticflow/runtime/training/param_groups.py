@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 REST = "rest"
 """What the group of all other parameters is called."""
 _MOST_NAMED = 5
-_MOST_COMPARED = 500
 
 
 @dataclass(frozen=True)
@@ -213,18 +212,11 @@ def _nothing_like(key: str, group: Group, model: nn.Module) -> tuple[str, str]:
 
 
 def _nearest(globs: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return the names most like one of the globs; of names that differ in numbers only, the first."""
+    """Return the names most like one of the globs without wildcards; of names that differ in numbers only, the first."""
     by_form: dict[str, str] = {}
     for name in names:
         by_form.setdefault(re.sub(r"\d+", "0", name), name)
-    kept = list(by_form.values())[:_MOST_COMPARED]
-    return sorted(kept, key=lambda name: -max(_alike(glob, name) for glob in globs))[:_MOST_NAMED]
-
-
-def _alike(glob: str, name: str) -> float:
-    """Return from 0 to 1 how like a glob without its wildcards is to some part of a name between dots."""
-    text, parts = re.sub(r"\[.*?\]|[*?]", "", glob).strip("."), name.split(".")
-    runs = (
-        ".".join(parts[start:end]) for start in range(len(parts)) for end in range(start + 1, len(parts) + 1)
-    )
-    return max(SequenceMatcher(None, text, run, autojunk=False).ratio() for run in runs)
+    texts = [re.sub(r"\[.*?\]|[*?]", "", glob).strip(".") for glob in globs]
+    return sorted(
+        by_form.values(), key=lambda name: -max(SequenceMatcher(None, t, name).ratio() for t in texts)
+    )[:_MOST_NAMED]

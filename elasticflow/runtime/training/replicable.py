@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elasticflow.errors import StateError
+from elasticflow.runtime.process.sharded_tensors import is_sharded
 
 if TYPE_CHECKING:
     import torch
@@ -23,9 +24,8 @@ def require_whole(model: nn.Module) -> None:
         StateError: a parameter is one, by FSDP2 or tensor parallelism; named.
     """
     for name, parameter in model.named_parameters():
-        for kind in (type(parameter), type(parameter.data)):
-            if kind.__name__ == "DTensor":
-                raise StateError(f"{name} is a DTensor ({kind.__module__}): the model is sharded", REMEDY)
+        if is_sharded(parameter):
+            raise StateError(f"{name} is a DTensor: the model is sharded", REMEDY)
 
 
 def require_on(model: nn.Module, device: torch.device) -> None:

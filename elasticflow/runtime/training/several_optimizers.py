@@ -129,9 +129,6 @@ class CountedSchedule:
     timm has `step(epoch)` for one that counts epochs (`t_in_epochs`) and `step_update(num_updates)` for one that counts
     steps; the other one of the two does nothing. Here both are told the same number.
 
-    Args:
-        schedule: timm's.
-
     Attributes:
         optimizer: Optimizer whose rates the schedule sets.
 
@@ -170,9 +167,6 @@ class Schedules:
 
     Args:
         made: Result of the schedule's factory: a schedule, or a dict or list of schedules.
-
-    Attributes:
-        made: The same object.
 
     Raises:
         StateError: one of them has no `step()` that takes nothing.

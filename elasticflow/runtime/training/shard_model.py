@@ -58,7 +58,6 @@ def shard_model(
     Args:
         worker: This worker, whose layout says which ranks share a model.
         model: As every rank has built it, on its device or in the CPU's memory.
-        sharding: How the ranks share it.
         blocks: Modules to gather one at a time. None: those of *sharding*.
         build: Fills the model in, one block after the other, if its large tensors have no memory yet.
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -94,6 +95,7 @@ class ShardedStep(ReplicatedStep):
                 f"a running statistic of BatchNorm is of {other}, and must be of torch.float32 here"
             )
         self._carried_like = carried
+        self._look = exact.ForwardLook(model)
         self._calls = _Calls(model)
         self._exchange = _Exchange(layout, virtual_shards, worker.rank, self._calls)
         self._exchange.take_all(model)
@@ -149,7 +151,8 @@ class ShardedStep(ReplicatedStep):
         self._require_deterministic()
         given = None
         if leaf is not None and num_samples and vote.stop_wanted is None:
-            given = self._forward(leaf, data, num_samples)
+            with self._look() if self.is_exact else nullcontext():
+                given = self._forward(leaf, data, num_samples)
         loss = None if given is None else given.value
         self._exchange.counts = loss is not None
         if loss is None:
@@ -300,6 +303,8 @@ class _Calls:
         model.register_forward_pre_hook(self._enter, prepend=True, with_kwargs=True)
         for number, module in enumerate(sharded_modules(model)):
             module.register_forward_pre_hook(lambda *_, number=number: self._note(number), prepend=True)
+            if not torch_private.is_compiled(module):
+                self._watch(module)
         model.register_forward_hook(self._leave)
         self.begin()
         self._is_open = False
@@ -327,7 +332,8 @@ class _Calls:
             self._expected = list(self._order)
         if self._order != self._expected:
             raise _other_order()
-        self.known, self._is_open = self._arguments, False
+        # The backward does without the outputs' own memory.
+        self.known, self.outputs, self._is_open = self._arguments, [], False
 
     def require_same_use(self, loss: Tensor | None) -> None:
         """Make sure that *loss* depends on as many parameters as that of other ranks, in the first rounds. None: it counts nothing.
@@ -362,6 +368,23 @@ class _Calls:
             self._require_same(number)
         elif self._is_open and self._expected[place : place + 1] != [number]:
             raise _other_order()
+
+    def _watch(self, module: nn.Module) -> None:
+        """Refuse, in the first rounds, a forward that changes parameters of *module*: gathered ones, which torch lets go after it."""
+        sums: dict[str, int] = {}
+
+        def begin(*_: Any) -> None:
+            if self._is_open and self._rounds_left > _COMPARED_ROUNDS - exact.LOOKS:
+                sums.update(exact.parameter_sums(_own_parameters(module).items()))
+
+        def end(*_: Any) -> None:
+            if sums:
+                now = _own_parameters(module).items()
+                exact.require_unchanged(sums, now, "what it changes of a sharded model is lost behind it")
+                sums.clear()
+
+        module.register_forward_pre_hook(begin)
+        module.register_forward_hook(end, prepend=True)
 
     def _require_same(self, number: int) -> None:
         """Make sure that all ranks of the replica are about to call the same block. Collective among them."""
@@ -441,7 +464,7 @@ class _Exchange:
             self._take(module, number)
 
     def _take(self, module: Any, number: int) -> None:
-        own = [p for p in _own_parameters(module) if p.requires_grad]
+        own: list[Any] = [p for p in _own_parameters(module).values() if p.requires_grad]
         if not own:
             return
         self.group = own[0].device_mesh.get_group()
@@ -569,7 +592,7 @@ class _GroupSum:
         self._sum.release()
 
 
-def _own_parameters(module: nn.Module) -> list[Any]:
+def _own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters that the call of `fully_shard` on *module* took: those of no module below that was sharded before."""
     below = {id(p) for inner in sharded_modules(module) if inner is not module for p in inner.parameters()}
-    return [p for p in module.parameters() if id(p) not in below]
+    return {name: p for name, p in module.named_parameters() if id(p) not in below}

@@ -212,6 +212,19 @@ def test_what_is_due_at_the_beginning_comes_before_loader_processes(me: Any) -> 
 
 @pytest.mark.usefixtures("real_processes")
 @pytest.mark.parametrize("processes", [0, 1])
+def test_each_step_has_its_own_samples_though_those_of_the_one_before_were_not_all_read(
+    me: Any, processes: int
+) -> None:
+    """A script may catch what its forward raises, such as a lack of memory, and go on with the next step."""
+    schedule = IndexSchedule(20, 8, epochs=1, seed=3)
+    loader = index_loader.IndexLoader(me, Rows(), schedule, 2, num_workers=processes)
+    whole = [[data.tolist() for data, _ in batch.micro_batches] for batch in loader.batches(schedule.start)]
+    found = [next(batch.micro_batches)[0].tolist() for batch in loader.batches(schedule.start)]
+    assert [first for first, *_ in whole] == found
+
+
+@pytest.mark.usefixtures("real_processes")
+@pytest.mark.parametrize("processes", [0, 1])
 def test_what_a_dataset_draws_depends_on_the_step_alone(me: Any, processes: int) -> None:
     """A run resumed at step 2 reads the same augmented samples as one that was never interrupted."""
     schedule = IndexSchedule(20, 8, epochs=2, seed=3)

@@ -233,10 +233,10 @@ def test_it_ends_in_time_and_says_how_far_it_came() -> None:
 
 def test_a_large_part_is_spread_over_the_data() -> None:
     """Each number once, and the first tenth lies in all tenths."""
-    order = list(overlap._spread(1000, 1000))
+    order = list(overlap._scattered(1000, 1000))
     assert sorted(order) == list(range(1000))
     assert len({number // 100 for number in order[:100]}) == 10
-    assert list(overlap._spread(1, 5)) == [0]
+    assert list(overlap._scattered(1, 5)) == [0]
 
 
 def test_looking_leaves_no_trace() -> None:

@@ -61,10 +61,9 @@ def walk(
     found: list[list[tuple[int, int, int]]] = []
     while not schedule.is_end(position) and len(found) < most:
         begin = len(supply.taken)
-        step = schedule.next(position, live, supply, is_plenty=is_plenty)
-        position = step.end
+        before, position = position, schedule.next(position, live, supply, is_plenty=is_plenty)
         found.append(sorted(supply.taken[begin:]))
-        assert step.samples == len(found[-1]) > 0
+        assert position.samples - before.samples == len(found[-1]) > 0
         assert position.cursors == tuple(supply.cursors)
         # What the ranks' vote tells: nobody has to look before the next step.
         wanted = schedule.wanted(position, live)
@@ -151,7 +150,7 @@ def test_nobody_looks_while_all_shards_go_on() -> None:
     schedule = ShardSchedule(2, 8, epochs=1)
     supply, live, position = Shards([400, 400], schedule.start), [True, True], schedule.start
     for number in range(90):
-        position = schedule.next(position, live, supply, is_plenty=number > 0).end
+        position = schedule.next(position, live, supply, is_plenty=number > 0)
     assert supply.looks == 1
 
 

@@ -50,12 +50,18 @@ def test_parts_have_every_row_once_and_the_whole_share(rows: int, more: int, mos
 
 
 def test_kinds_of_batches() -> None:
-    """Named pairs stay what they are; texts are cut like rows; a number is everybody's."""
-    data = {"pair": Pair(torch.ones(3), torch.zeros(3)), "texts": ["a", "b", "c"], "scale": torch.tensor(2.0)}
+    """Named pairs stay what they are; texts and numbers in lists are cut like rows; a number is everybody's."""
+    data = {
+        "pair": Pair(torch.ones(3), torch.zeros(3)),
+        "texts": ["a", "b", "c"],
+        "labels": [4, 5, 6],
+        "scale": torch.tensor(2.0),
+    }
     first, second = Batch(3, 3, 1.0, END, 3, data).parts(2)
 
     assert isinstance(first.data["pair"], Pair)
     assert (first.data["texts"], second.data["texts"]) == (["a"], ["b", "c"])
+    assert (first.data["labels"], second.data["labels"]) == ([4], [5, 6])
     assert second.data["scale"] == 2.0
 
 

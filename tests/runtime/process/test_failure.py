@@ -198,41 +198,6 @@ def test_stop_where_ranks_cannot_agree_is_told_with_where_they_can() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("code", "is_of_the_job_file"),
-    [
-        ("def build_model(): return GPT(config={'width': 8})", True),
-        ("def build_model(): return GPT(config=None)", False),
-        ("def training_step(): return GPT(config={'width': 8})", False),
-    ],
-)
-def test_a_table_where_an_object_is_expected_is_told_with_how_one_is_written(
-    code: str, is_of_the_job_file: bool
-) -> None:
-    """A factory without annotations meets a dict where its own code would give a config object; a batch is no table."""
-    source = f"""
-class GPT:
-    def __init__(self, config):
-        self.grow(config if config is not None else {{}})
-
-    def grow(self, config):
-        self.width = config.n_embd
-
-{code}
-"""
-    train = {"__name__": "__main__"}
-    exec(source, train)
-    with pytest.raises(AttributeError) as raised:
-        train[code.split()[1].removesuffix("():")]()  # type: ignore[operator]
-    expected = "AttributeError: 'dict' object has no attribute 'n_embd'"
-    if is_of_the_job_file:
-        expected += (
-            "\n  help: the job file gives `config` as a table, which is a dict; where an object is expected, name its "
-            'class: config = { entry = "module:Class", args = { ... } }'
-        )
-    assert expected == failure.describe(raised.value)
-
-
 def test_other_errors_are_told_as_they_are() -> None:
     """Type and message, no traceback."""
     assert "KeyError: 'weights'" == failure.describe(KeyError("weights"))

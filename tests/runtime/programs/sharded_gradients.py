@@ -8,6 +8,7 @@ import signal
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -52,7 +53,8 @@ parser.add_argument("--stop-at", type=int, default=3, help="step of --stop befor
 parser.add_argument(
     "--odd",
     default="",
-    help="unused, skipped, skipped at once, skipped inside, decay, optimizer, fused, tied, scalar, list, meta: what is refused",
+    help="unused, skipped, skipped at once, skipped inside, decay, optimizer, fused, tied, scalar, list, meta, collective, momentum, "
+    "momentum beside: what is refused",
 )
 args = parser.parse_args()
 
@@ -70,6 +72,13 @@ def skipped_inside(block: nn.Module) -> Any:
     """Return the forward of a block that leaves its own layers out on one rank."""
     whole = block.forward
     return lambda x: x if at["step"] == 2 and run.rank == 1 else whole(x)
+
+
+def follow(net: nn.Module) -> None:
+    """Have a frozen layer follow another one, as in MoCo and BYOL."""
+    with torch.no_grad():
+        weight = net.get_parameter("frozen.weight")
+        weight.mul_(0.9).add_(weight, alpha=0.2)
 
 
 class OddNet(Net):
@@ -90,6 +99,10 @@ class OddNet(Net):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return scores of words."""
+        if args.odd == "collective":
+            dist.all_reduce(torch.ones(()))
+        if args.odd == "momentum":
+            follow(self)
         x = self.embed(tokens).mean(1)
         for number, block in enumerate(self.blocks):
             if number == 1:
@@ -142,6 +155,8 @@ run.keep(model=model, optimizer=optimizer, **scaler)
 def loss_of(part: Any) -> Any:
     """Return the loss of a part."""
     maybe_stop("before")
+    if args.odd == "momentum beside":
+        follow(model)
     scores = model(part.inputs)
     maybe_stop("after")
     if args.odd == "decay":

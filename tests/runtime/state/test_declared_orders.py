@@ -93,7 +93,7 @@ def test_mixtures_are_drawn_as_declared_through_random_schedules() -> None:
         assert order.indices(np.arange(len(flat))).tolist() == flat.tolist()
         assert np.bincount(flat, minlength=len(order)).tolist() == run.counts.tolist()
         begin = 0
-        for size, count in zip(sizes, order.counts(len(flat)), strict=True):
+        for size, count in zip(sizes, order._counts(0, len(sizes), len(flat)), strict=True):
             drawn = flat[(flat >= begin) & (flat < begin + size)]
             assert len(drawn) == count
             times = np.bincount(drawn - begin, minlength=size)

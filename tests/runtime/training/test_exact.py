@@ -126,6 +126,16 @@ def test_a_step_that_is_left_out_changes_nothing(me: Any) -> None:
     assert all(was.equal(now) for was, now in zip(before, model.state_dict().values(), strict=True))
 
 
+def test_a_frozen_batchnorm_keeps_its_statistics(me: Any) -> None:
+    """A sum of three equal numbers, divided by three, may be another number."""
+    model, group = make(me, shards=3)
+    model.norm.eval()
+    assert model.norm.running_mean is not None
+    model.norm.running_mean.fill_(0.9)
+    group.forward_backward(batch(3))
+    assert torch.tensor([0.9]).equal(model.norm.running_mean)
+
+
 class Centered(nn.Module):
     """Outputs without their running mean, which a forward writes or assigns."""
 
@@ -225,6 +235,14 @@ def test_switching_it_off_is_noticed(me: Any, mode: bool, warn_only: bool) -> No
         group.forward_backward(batch(4))
 
 
+def test_a_choice_of_kernels_by_their_speed_is_noticed(me: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another kernel for a convolution may give other bits."""
+    _, group = make(me)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    with pytest.raises(StateError, match=r"has switched on torch\.backends\.cudnn\.benchmark"):
+        group.forward_backward(batch(4))
+
+
 class Momentum(Net):
     """A copy of a layer that follows it in the forward, as in MoCo and BYOL."""
 
@@ -239,6 +257,45 @@ def test_a_parameter_that_the_forward_changes_is_refused(me: Any) -> None:
     group = ExactStep(me, Momentum(), step, precision="fp32", on_nonfinite="stop", virtual_shards=4)
     with pytest.raises(StateError, match=r"the forward changes the parameter never\.weight"):
         group.forward_backward(batch(4))
+
+
+class Turned(Net):
+    """A parameter that a forward turns round, which no sum over its values shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = nn.Parameter(torch.arange(4.0), requires_grad=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Turn it, and return the outputs."""
+        self.queue.copy_(self.queue.roll(1))
+        return super().forward(inputs)
+
+
+def test_a_parameter_whose_values_change_places_is_refused(me: Any) -> None:
+    """As a queue of keys that is no buffer."""
+    group = ExactStep(me, Turned(), step, precision="fp32", on_nonfinite="stop", virtual_shards=4)
+    with pytest.raises(StateError, match="the forward changes the parameter queue"):
+        group.forward_backward(batch(4))
+
+
+def test_an_optimizer_that_moves_in_the_backward_is_refused(me: Any) -> None:
+    """It would move once for each shard of a rank, by the gradients of that shard alone."""
+    model, group = make(me)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.always.weight.register_post_accumulate_grad_hook(lambda _: optimizer.step())  # type: ignore[no-untyped-call]
+    with pytest.raises(StateError, match=r"the backward changes the parameter always\.weight"):
+        group.forward_backward(batch(4))
+
+
+def test_a_forward_that_counts_nothing_is_followed_by_no_backward(me: Any) -> None:
+    """What it left of a look says nothing about the weights after the optimizer's step."""
+    counts = iter([0, 0, 1])
+    model, group = make(me, lambda m, x: {"loss": step(m, x), "count": next(counts)}, shards=1)
+    for _ in range(3):
+        group.forward_backward(batch(1))
+        with torch.no_grad():
+            model.always.weight.add_(1)
 
 
 def test_a_collective_in_the_forward_is_refused(me: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,6 +186,11 @@ class Normed(nn.Sequential):
         (net(), None, "the Net has no gradient_checkpointing_enable(), as models of transformers have"),
         (net(), ["layers.*"], 'no module of the Net has a name like "layers.*"'),
         (Normed(nn.Linear(2, 2), nn.BatchNorm1d(2)), ["*"], "1 is a BatchNorm1d, which would count each batch twice"),
+        (Normed(nn.utils.spectral_norm(nn.Linear(2, 2))), ["*"], "0 has a spectral norm, whose estimate moves in each forward"),
+        (
+            Normed(nn.utils.parametrizations.spectral_norm(nn.Linear(2, 2))), ["*"],
+            "0.parametrizations.weight.0 has a spectral norm, whose estimate moves in each forward",
+        ),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused(model: nn.Module, globs: list[str] | None, said: str) -> None:

@@ -6,15 +6,13 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout, mse_loss
 
 from elasticflow import StopTraining
 from elasticflow.runtime.data.index_schedule import IndexSchedule
 from elasticflow.runtime.training import evaluation
-from elasticflow.runtime.training.loss_weights import FirstLook, counts_of_labels, cut, difference
+from elasticflow.runtime.training.loss_weights import FirstLook, counts_of_labels, difference
 
 LABELS = torch.tensor([[1, 2, 0], [1, -100, -100], [2, -100, 1], [0, 0, -100], [2, 2, 2], [0, -100, -100]])
 WORDS = torch.arange(18).reshape(6, 3) % 5
@@ -88,6 +86,7 @@ def test_a_single_sample_has_no_parts() -> None:
     """Nor has a batch that nobody knows how to cut."""
     assert found(over_tokens, (WORDS[:1], LABELS[:1]), 1) is None
     assert found(over_tokens, (WORDS, LABELS, object())) is None
+    assert found(over_tokens, (WORDS, LABELS, torch.zeros(5))) is None
 
 
 def test_the_jobs_own_stop_is_its_right() -> None:
@@ -98,28 +97,6 @@ def test_the_jobs_own_stop_is_its_right() -> None:
 
     with pytest.raises(StopTraining):
         found(stops)
-
-
-@given(st.integers(2, 6).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n - 1))))
-@settings(deadline=None)
-def test_parts_put_together_are_the_batch(sizes: tuple[int, int]) -> None:
-    """Tensors, dicts, tuples, named ones and lists of texts are cut at the same sample."""
-    n, at = sizes
-    batch: Any = {
-        "a": torch.arange(n),
-        "b": (torch.rand(n, 2), [torch.rand(n)]),
-        "c": list("abcdef"[:n]),
-        "d": Pair(torch.arange(n), torch.arange(n)),
-    }
-    pair = cut(batch, n, at)
-    assert pair is not None
-    first, second = pair
-    assert torch.equal(batch["a"], torch.cat([first["a"], second["a"]]))
-    assert torch.equal(batch["b"][0], torch.cat([first["b"][0], second["b"][0]]))
-    assert batch["c"] == first["c"] + second["c"]
-    assert isinstance(first["d"], Pair)
-    assert (at, n - at) == (len(first["d"].words), len(second["d"].labels))
-    assert cut({"a": torch.arange(n), "b": torch.arange(n + 1)}, n, at) is None
 
 
 @pytest.mark.parametrize(

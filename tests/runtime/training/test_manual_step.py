@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.optim import LBFGS, SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import ExponentialLR, LRScheduler
 
@@ -220,20 +222,13 @@ def test_the_same_optimizer_twice_and_several_for_a_plain_step_are_refused() -> 
         State(model=net(), optimizer={"g": one})  # type: ignore[arg-type]  # as a factory may
 
 
-def test_a_model_that_is_sharded_already_is_refused_with_what_works(me: Any) -> None:
+def test_a_model_that_is_sharded_already_is_refused_with_what_works(me: Any, alone: Any) -> None:
     """FSDP2 inside the model: its parameters are pieces of one another's, and every worker has a whole replica here."""
     model: Any = net()
-    model[0].weight = nn.Parameter(Piece(model[0].weight.detach()))
-    with pytest.raises(StateError, match=r"0\.weight is a DTensor.*: the model is sharded") as caught:
+    fully_shard(model[0], mesh=DeviceMesh.from_group(alone, "cpu"))
+    with pytest.raises(StateError, match=r"0\.weight is a DTensor: the model is sharded") as caught:
         ManualStep(me, model, moving, SGD(model.parameters(), lr=0.1))
     assert "fully_shard" in str(caught.value.remedy)
-
-
-class Piece(Tensor):
-    """Stands for torch's DTensor, which only a process group can make."""
-
-
-Piece.__name__ = "DTensor"
 
 
 class LikeTimm:

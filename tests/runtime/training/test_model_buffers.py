@@ -99,3 +99,31 @@ def test_buffers_are_restored_into_the_same_tensors(
         assert model.center is before
         assert model.center.tolist() == value
         change(model)
+
+
+@pytest.mark.usefixtures("sent")
+def test_the_first_step_of_a_batchnorm_that_was_frozen_is_restored() -> None:
+    """Its statistics have changed in no step before, and a loss that is not finite would stay in them for ever."""
+    model = nn.BatchNorm1d(2).eval()
+    buffers, _ = of(model)
+    for _ in range(3):
+        buffers.before_step()
+        model(torch.ones(4, 2))
+    model.train()
+    buffers.before_step()
+    model(torch.full((4, 2), torch.inf))
+    buffers.restore()
+    assert [[0.0, 0.0], [1.0, 1.0], 0] == [buffer.tolist() for buffer in model.buffers()]
+
+
+def test_a_first_step_that_is_left_out_tells_nothing_of_what_changes(sent: list[int]) -> None:
+    """After it all buffers are as they were; from then on rank 0's have to be sent."""
+    model = Center()
+    buffers, vote = of(model)
+    for number in range(5):
+        buffers.before_step()
+        write_data(model)
+        vote.resolve(vote.requests())
+        if number == 0:
+            buffers.restore()
+    assert sent == [2, 2, 2, 2, 2]

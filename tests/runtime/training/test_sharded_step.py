@@ -10,9 +10,10 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from elasticflow.errors import StateError
-from elasticflow.runtime.process.shard_layout import ShardLayout, layout_of
+from elasticflow.runtime.process.shard_layout import Sharding, ShardLayout, layout_of
 from elasticflow.runtime.state.tensors import BY_NAME
-from elasticflow.runtime.training.sharded_step import _GroupSum
+from elasticflow.runtime.training.shard_model import fully_shard_blocks
+from elasticflow.runtime.training.sharded_step import _Calls, _GroupSum
 from elasticflow.snapshots.read import load
 
 if TYPE_CHECKING:
@@ -76,6 +77,18 @@ def test_gradients_that_are_set_to_none_leave_no_memory_behind() -> None:
     assert not memory.expired()
     parameter.grad = None
     assert memory.expired()
+
+
+def test_outputs_are_let_go_before_the_backward(alone: Any) -> None:
+    """A loss needs no scores of words any more, which may be the largest tensor of all."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    fully_shard_blocks(model, [model[0]], alone, "cpu", Sharding(1))
+    calls = _Calls(model)
+    calls.begin()
+    model(torch.ones(1, 2))
+    assert len(calls.outputs) == 1
+    calls.end_forwards()
+    assert calls.outputs == []
 
 
 @e2e
@@ -217,6 +230,9 @@ def test_stop_training_for_samples_that_count_nothing_asks_for_nothing(groups: C
         (("--odd", "skipped"), "called its blocks in another order than before"),
         (("--odd", "skipped at once"), "called its blocks in another order than before"),
         (("--odd", "skipped inside"), "a block left out its layers"),
+        (("--odd", "collective"), "the forward calls a collective of torch.distributed"),
+        (("--odd", "momentum", "--virtual-shards", "0"), "the forward changes the parameter frozen.weight"),
+        (("--odd", "momentum beside"), "the forward changes the parameter frozen.weight"),
         (("--odd", "decay"), "the loss depends on parameters beside the forward"),
         (("--odd", "optimizer"), "not known to treat each element of a parameter by itself"),
         (("--odd", "fused"), "fused=True"),

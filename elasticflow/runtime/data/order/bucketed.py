@@ -43,7 +43,6 @@ class BucketedOrder:
     is kept, in as few bytes as it needs, and some windows.
 
     Args:
-        lengths: One per sample.
         batch: Samples of one step: the order depends on it.
         tail: "spill": batches resume from one epoch into the next; else an epoch begins with a batch.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from elasticflow.runtime.data.order.order import seed_of
-from elasticflow.runtime.data.order.permutation import Permutation, Permutations
+from elasticflow.runtime.data.order.permutation import Permutation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,12 +72,6 @@ class MixedOrder:
     def __len__(self) -> int:
         return self._places
 
-    def counts(self, place: int) -> list[int]:
-        """Return how many samples of each set stand before *place*, the sets in their order before blocks are shuffled."""
-        counts: list[int] = []
-        self._count(0, len(self._sizes), place, counts)
-        return counts
-
     def indices(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the samples at ascending places of the endless stream, the sets' samples numbered one set after another."""
         if not places.size:
@@ -98,7 +92,7 @@ class MixedOrder:
         epochs, of_set = np.divmod(numbers, self._lengths[sets])
         most = int(epochs.max()) + 1
         pairs, which = np.unique(sets * most + epochs, return_inverse=True)
-        shuffles = Permutations([self._shuffle(*divmod(pair, most)) for pair in pairs.tolist()])
+        shuffles = Permutation.joined([self._shuffle(*divmod(pair, most)) for pair in pairs.tolist()])
         return self._starts[sets] + shuffles(of_set, which)
 
     def _made_shuffle(self, number: int, epoch: int) -> Permutation:
@@ -129,7 +123,7 @@ class MixedOrder:
         """Have the sets from *low* to *high* share *places*, the next ones of theirs after *begin* places of theirs."""
         if high - low == 1 or not places.size:
             sets[places] = low
-            self._set_starts(low, high, begin, starts)
+            starts[low:high] = self._counts(low, high, begin)
             return
         middle = (low + high) // 2
         share, whole = self._below[middle] - self._below[low], self._below[high] - self._below[low]
@@ -140,17 +134,11 @@ class MixedOrder:
         self._assign(low, middle, before, places[is_lower], sets, starts)
         self._assign(middle, high, begin - before, places[~is_lower], sets, starts)
 
-    def _set_starts(self, low: int, high: int, begin: int, starts: NDArray[np.int64]) -> None:
-        counts: list[int] = []
-        self._count(low, high, begin, counts)
-        starts[low:high] = counts
-
-    def _count(self, low: int, high: int, begin: int, counts: list[int]) -> None:
+    def _counts(self, low: int, high: int, begin: int) -> list[int]:
+        """Return how many of the first *begin* places of the sets from *low* to *high* each of these sets has."""
         if high - low == 1:
-            counts.append(begin)
-            return
+            return [begin]
         middle = (low + high) // 2
         share, whole = self._below[middle] - self._below[low], self._below[high] - self._below[low]
         before = (2 * begin * share + whole) // (2 * whole)
-        self._count(low, middle, before, counts)
-        self._count(middle, high, begin - before, counts)
+        return [*self._counts(low, middle, before), *self._counts(middle, high, begin - before)]

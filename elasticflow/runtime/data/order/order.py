@@ -87,10 +87,6 @@ _PARTS = {
 def require_same_order(now: OrderRecord, then: OrderRecord) -> None:
     """Refuse to continue in another order of samples: a position in one means nothing in another.
 
-    Args:
-        now: The job's.
-        then: The snapshot's.
-
     Raises:
         StateError: they differ, or this version does not know the snapshot's.
     """

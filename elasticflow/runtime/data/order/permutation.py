@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import zip_longest
 from struct import pack
 from typing import TYPE_CHECKING
 
@@ -28,90 +29,64 @@ class Permutation:
         epochs: One shuffle for each; several are computed at once, since numpy's cost is per call.
 
     Attributes:
+        samples: For each shuffle, or one for all of them; so are all arrays.
         right_bits: Number of bits in the right half of a place.
-        left_mask: Selects the bits of a left half.
-        right_mask: Mask of the right half.
-        keys: For each round, that of each epoch.
+        rounds: The bits of the half that each round changes, and its keys.
     """
 
     def __init__(self, samples: int, seed: int, *epochs: int) -> None:
-        self.samples = samples
         bits = max(2, (samples - 1).bit_length())
         left, right = bits // 2, bits - bits // 2
-        self.right_bits = np.uint64(right)
-        self.left_mask = np.uint64((1 << left) - 1)
-        self.right_mask = np.uint64((1 << right) - 1)
-        self.keys = [
-            np.array([_key(samples, seed, epoch, i) for epoch in epochs], dtype=np.uint64)
+        masks = [np.array([(1 << half) - 1], dtype=np.uint64) for half in (left, right)]
+        self.samples = np.array([samples], dtype=np.uint64)
+        self.right_bits = np.array([right], dtype=np.uint64)
+        self.rounds = [
+            (
+                masks[i % 2],
+                np.array([_key(samples, seed, epoch, i) for epoch in epochs], dtype=np.uint64),
+            )
             for i in range(8 if samples >= _FEW_SAMPLES else 16)
         ]
+
+    @classmethod
+    def joined(cls, several: Sequence[Permutation]) -> Permutation:
+        """Return shuffles of several sizes, each of one epoch, to be computed at once."""
+        made = cls.__new__(cls)
+        made.samples = np.concatenate([each.samples for each in several])
+        made.right_bits = np.concatenate([each.right_bits for each in several])
+        no_round = np.zeros(1, dtype=np.uint64), np.zeros(1, dtype=np.uint64)
+        rows = zip_longest(*(each.rounds for each in several), fillvalue=no_round)
+        made.rounds = [
+            (np.concatenate([mask for mask, _ in row]), np.concatenate([key for _, key in row]))
+            for row in rows
+        ]
+        return made
 
     def __call__(
         self, places: NDArray[np.int64], which: NDArray[np.int64] | None = None
     ) -> NDArray[np.int64]:
-        """Return the samples at *places* (one dimension, each in [0, samples)); *which* of the epochs, if several."""
+        """Return the samples at *places* (one dimension, each in [0, samples)); *which* of the shuffles, if several."""
         if which is None:
             which = np.zeros(len(places), dtype=np.int64)
         x = self._encipher(places.astype(np.uint64), which)
-        outside = np.flatnonzero(x >= self.samples)
+        outside = np.flatnonzero(x >= _of(self.samples, which))
         while outside.size:
             x[outside] = self._encipher(x[outside], which[outside])
-            outside = outside[x[outside] >= self.samples]
+            outside = outside[x[outside] >= _of(self.samples, which[outside])]
         return x.astype(np.int64)
 
     def _encipher(self, x: NDArray[np.uint64], which: NDArray[np.int64]) -> NDArray[np.uint64]:
-        left, right = x >> self.right_bits, x & self.right_mask
-        for i, keys in enumerate(self.keys):
-            key = keys if len(keys) == 1 else keys[which]
-            if i % 2 == 0:
-                left ^= mix(right ^ key) & self.left_mask
-            else:
-                right ^= mix(left ^ key) & self.right_mask
-        return (left << self.right_bits) | right
-
-
-class Permutations:
-    """Shuffles of several sizes, each of one epoch, computed at once; each is what `Permutation` gives.
-
-    Args:
-        permutations: At least one, each of one epoch.
-    """
-
-    def __init__(self, permutations: Sequence[Permutation]) -> None:
-        self._samples = np.array([each.samples for each in permutations], dtype=np.uint64)
-        self._right_bits = np.array([each.right_bits for each in permutations])
-        self._left_mask = np.array([each.left_mask for each in permutations])
-        self._right_mask = np.array([each.right_mask for each in permutations])
-        rounds = max(len(each.keys) for each in permutations)
-        keys = [
-            [each.keys[i][0] if i < len(each.keys) else 0 for each in permutations] for i in range(rounds)
-        ]
-        self._keys = np.array(keys, dtype=np.uint64)
-        # The fewest rounds of any, and for those after it, which shuffles have them.
-        self._has_round = [np.array([i < len(each.keys) for each in permutations]) for i in range(rounds)]
-
-    def __call__(self, places: NDArray[np.int64], which: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the samples at *places*, each in the shuffle that *which* names."""
-        x = self._encipher(places.astype(np.uint64), which)
-        outside = np.flatnonzero(x >= self._samples[which])
-        while outside.size:
-            x[outside] = self._encipher(x[outside], which[outside])
-            outside = outside[x[outside] >= self._samples[which[outside]]]
-        return x.astype(np.int64)
-
-    def _encipher(self, x: NDArray[np.uint64], which: NDArray[np.int64]) -> NDArray[np.uint64]:
-        bits, left_mask, right_mask = (
-            each[which] for each in (self._right_bits, self._left_mask, self._right_mask)
-        )
-        left, right = x >> bits, x & right_mask
-        for i, keys in enumerate(self._keys):
-            key, has_round = keys[which], self._has_round[i]
-            half, other, mask = (left, right, left_mask) if i % 2 == 0 else (right, left, right_mask)
-            if not has_round.all():
-                mask = np.where(has_round[which], mask, np.uint64(0))
-            half ^= mix(other ^ key) & mask
+        bits = _of(self.right_bits, which)
+        left, right = x >> bits, x & _of(self.rounds[1][0], which)
+        for i, (masks, keys) in enumerate(self.rounds):
+            half, other = (left, right) if i % 2 == 0 else (right, left)
+            half ^= mix(other ^ _of(keys, which)) & _of(masks, which)
         joined: NDArray[np.uint64] = (left << bits) | right
         return joined
+
+
+def _of(numbers: NDArray[np.uint64], which: NDArray[np.int64]) -> NDArray[np.uint64]:
+    return numbers if len(numbers) == 1 else numbers[which]
 
 
 def _key(samples: int, seed: int, epoch: int, number: int) -> int:

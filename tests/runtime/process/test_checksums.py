@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from elasticflow.errors import RanksDifferError, StateError
-from elasticflow.runtime.snapshot import checksums
+from elasticflow.runtime.process import checksums
 from elasticflow.runtime.state.state import State
 from tests.pretended_device import pretended
 from tests.runtime.stored import bits

@@ -93,7 +93,6 @@ class StartedSums:
     """Sums that a device may still be computing.
 
     Args:
-        order: The keys.
         pieces: For each device, a vector with the sums over pieces of tensors, and the key that each element belongs to.
     """
 
