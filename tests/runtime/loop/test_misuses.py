@@ -408,6 +408,7 @@ for step in run.steps(15):
 assert run.is_finished
 run.finish()
 """
+STEPS_OF_RUN, COUNTED_STEPS = "for step in run.steps(15):", "while (step := run.position.step) < 15:"
 BEHIND_KEEP = """
 run, model, optimizer = begin()
 model.load_state_dict({'seen': torch.ones(SAMPLES)})
@@ -544,6 +545,20 @@ COUNTED = [
         BEHIND_KEEP,
         before=(KILLED,),
         like=BEHIND_KEEP.replace("die()", "pass"),
+    ),
+    refused(
+        "weights loaded behind keep in a loop that counts its steps itself",
+        "model/seen is not as in snapshot",
+        BEHIND_KEEP.replace(STEPS_OF_RUN, COUNTED_STEPS).replace("model.seen.requires_grad_(False)", ""),
+        before=(KILLED,),
+    ),
+    refused(
+        "layers frozen behind keep, and trained later, in a loop that counts its steps itself",
+        "requires_grad of seen is not as in snapshot",
+        BEHIND_KEEP.replace(STEPS_OF_RUN, COUNTED_STEPS)
+        .replace("model.load_state_dict({'seen': torch.ones(SAMPLES)})", "")
+        .replace("loss.backward()", "loss.requires_grad and loss.backward()"),
+        before=(KILLED,),
     ),
     refused(
         "weights loaded behind keep, and a kept loader",
