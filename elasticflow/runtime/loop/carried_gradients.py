@@ -5,11 +5,12 @@ may be taken, and a restart begins without gradients. It would lose what an opti
 optimizer moves in each, and gradients that no `zero_grad` removed.
 
 Gradients may also be removed before use: a GAN's generator leaves some in the discriminator. So nothing is refused before an
-optimizer moves.
+optimizer moves, or `Run.gradients` would add to them.
 """
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from elasticflow.runtime.process.torch_private import version_of
 from elasticflow.runtime.training.several_optimizers import parameters_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch import Tensor
     from torch.optim import Optimizer
@@ -27,6 +28,79 @@ if TYPE_CHECKING:
 
 # Moves of an optimizer in each launch that are looked at: a loop that carries gradients does so from the beginning.
 _MOVES = 3
+
+
+class GradientsOfRun:
+    """Adds up the gradients of `Run.gradients` until an optimizer uses them. Every rank.
+
+    Args:
+        optimizers: The kept optimizers by name.
+    """
+
+    def __init__(self, optimizers: Mapping[str, Optimizer]) -> None:
+        self._optimizers = optimizers
+        # `id` of the parameters whose gradients no optimizer has used, and of those among them whose gradients are of a step that is over.
+        self._unused: set[int] = set()
+        self._carried: set[int] = set()
+        self._looks_left = _MOVES
+        for name, optimizer in optimizers.items():
+            optimizer.register_step_pre_hook(partial(self._before_move, name))
+
+    def end_step(self) -> None:
+        """Note that `Run.step` has ended a step in which an optimizer moved."""
+        self._carried = set(self._unused)
+
+    @contextmanager
+    def adding(self) -> Iterator[None]:
+        """Within, gradients are made: they are added to those that no optimizer has used yet, as a backward does.
+
+        The code within does not see the earlier ones: it overwrites gradients, or divides them by the number of its own items.
+
+        Raises:
+            StateError: there are others: used ones, or those of a backward of the script.
+        """
+        held = {
+            name: [p for p in parameters_of([o]) if p.grad is not None]
+            for name, o in self._optimizers.items()
+        }
+        self._require_own(held)
+        left = [
+            (p, p.grad.detach().clone())
+            for parameters in held.values()
+            for p in parameters
+            if id(p) in self._unused and p.grad is not None
+        ]
+        if self._carried:
+            self._carried &= {id(parameter) for parameter, gradient in left if gradient.any()}
+        for parameter, _ in left:
+            parameter.grad = None
+        yield
+        for parameter, gradient in left:
+            parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)
+        self._unused = {id(p) for p in parameters_of(self._optimizers.values()) if p.grad is not None}
+
+    def _require_own(self, held: Mapping[str, Sequence[Tensor]]) -> None:
+        others = {
+            name: [p for p in parameters if id(p) not in self._unused] for name, parameters in held.items()
+        }
+        if not self._looks_left or not any(others.values()):
+            return
+        self._looks_left -= 1
+        for name, parameters in others.items():
+            if any(p.grad is not None and p.grad.any() for p in parameters):
+                raise StateError(
+                    f"run.gradients found gradients in the parameters of {name} that {name} has used already, or that a backward of the "
+                    "script has made: it would overwrite them, or add to them",
+                    "call zero_grad() in each step, and return the whole loss from the function that run.gradients is given",
+                )
+
+    def _before_move(self, name: str, optimizer: Optimizer, *_: object) -> None:
+        if not self._unused:
+            return
+        moved = list(parameters_of([optimizer]))
+        if any(id(p) in self._carried and p.grad is not None and p.grad.any() for p in moved):
+            raise _refusal(name)
+        self._unused -= {id(p) for p in moved}
 
 
 class CarriedGradients:
@@ -96,7 +170,7 @@ class _Probe:
         makes_gradients = len(args) > 1 or kwargs.get("closure") is not None  # within the move
         gradient = None if makes_gradients else self._parameter.grad
         if gradient is not None and (self._is_carried or self._is_left(gradient)) and gradient.any():
-            raise refusal(self._name)
+            raise _refusal(self._name)
         self._moves_left -= 1
 
     def _is_left(self, gradient: Tensor) -> bool:
@@ -105,8 +179,7 @@ class _Probe:
         return at_end is not None and gradient is at_end[0] and version_of(gradient) == at_end[1]
 
 
-def refusal(name: str) -> StateError:
-    """Return the error for the optimizer called *name*, which moves by gradients of an earlier step."""
+def _refusal(name: str) -> StateError:
     return StateError(
         f"{name} moves by gradients of an earlier step, which run.step has ended: a snapshot between the two holds no gradients, "
         "and a restart would continue without them",

@@ -261,13 +261,7 @@ def parts_by_name(objects: Mapping[str, Any]) -> dict[str, Any]:
 
 def values_of(state: State) -> KeptValues:
     """Return the plain values that *state* holds, for the script to read and write."""
-    return KeptValues(
-        {
-            name.removeprefix(_INCLUDED): value
-            for name, value in state.objects.items()
-            if isinstance(value, Value)
-        }
-    )
+    return KeptValues({name: value for name, value in _included(state).items() if isinstance(value, Value)})
 
 
 def _plain_wrapped(objects: Mapping[str, Any]) -> dict[str, Any]:
@@ -276,17 +270,26 @@ def _plain_wrapped(objects: Mapping[str, Any]) -> dict[str, Any]:
 
 def own_objects(state: State) -> list[str]:
     """Return the names of the script's own objects that are kept, a loader's for instance; plain values left out."""
-    return [
-        name.removeprefix(_INCLUDED)
-        for name, value in state.objects.items()
-        if name.startswith(_INCLUDED) and not isinstance(value, Value)
-    ]
+    return [name for name, value in _included(state).items() if not isinstance(value, Value)]
+
+
+def holds_more(state: State) -> bool:
+    """Return True if more is kept than models, optimizers, schedules and scalers: values, generators, a loader."""
+    return any(not isinstance(value, nn.Module | LRScheduler) for value in _included(state).values())
 
 
 def has_loader(state: State) -> bool:
     """Return True if one of `own_objects` can be iterated over, so that its state may be a place in the data."""
-    objects = [state.objects[f"{_INCLUDED}{name}"] for name in own_objects(state)]
-    return any(hasattr(value, "__iter__") and not isinstance(value, nn.Module) for value in objects)
+    values = _included(state).values()
+    return any(hasattr(value, "__iter__") and not isinstance(value, nn.Module) for value in values)
+
+
+def _included(state: State) -> dict[str, Any]:
+    return {
+        name.removeprefix(_INCLUDED): value
+        for name, value in state.objects.items()
+        if name.startswith(_INCLUDED)
+    }
 
 
 def inside(value: Any) -> Any:

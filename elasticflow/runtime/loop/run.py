@@ -530,8 +530,8 @@ class Run:
 
         The log records them at `position`, like an evaluation of a job file. The model runs in evaluation mode and without
         gradients. If all ranks were asked to exit, this process ends as by `finish`; between the optimizer's step and `step`,
-        while gradients wait for the optimizer, in an epoch that a restart begins again, and where the script reads a kept loader, the
-        evaluation is finished first.
+        while gradients wait for the optimizer, in an epoch that a restart begins again, and in a pass where more than models, optimizers
+        and schedules is kept, the evaluation is finished first.
 
         Args:
             dataset: Object with `__len__` and `__getitem__` that returns pairs of input and target; the same on every rank.
@@ -569,7 +569,7 @@ class Run:
         )  # fmt: skip
         may_cut_short = worker.vote.may_cut_short
         # Where it is cut short, a snapshot is taken.
-        worker.vote.may_cut_short &= self._pass.is_between_steps and not self._is_ahead(state)
+        worker.vote.may_cut_short &= self._pass.is_between_steps and not self._may_be_ahead(state)
         measured = several.run_sets(worker, {name: evaluation}, self.position, ranked=None, stop_when=None)
         worker.vote.may_cut_short = may_cut_short
         self._ballot.is_end_due = True
@@ -715,7 +715,7 @@ class Run:
             return False
         self._quiet_steps -= 1
         require_loss(loss, samples)
-        this.batch = None
+        this.close()
         self.worker.vote.may_cut_short = self._script is None
         this.require_kept()
         mean, scalars = self._ballot.add(loss, batch.samples)
@@ -790,9 +790,11 @@ class Run:
         is_own = self.schedule.steps is None and self._stages.epochs is not None
         return is_own and not kept.has_loader(state)
 
-    def _is_ahead(self, state: State) -> bool:
-        """Return True if the script's own data may be ahead of the last step: a kept loader may have given the next samples out."""
-        return self.schedule.steps is None and (self._stages.epochs is not None or kept.has_loader(state))
+    def _may_be_ahead(self, state: State) -> bool:
+        """Return True if what the script keeps beside models may be ahead of the last step: a loader's place, a count of this pass."""
+        is_own = self.schedule.steps is None
+        may_be_in_pass = is_own or self._pass.batch is not None
+        return (is_own and self._stages.epochs is not None) or (may_be_in_pass and kept.holds_more(state))
 
     def _is_late(self, *, is_own: bool) -> bool:
         """Return True if the code behind `step` belongs to the step, since this object notices the end of the pass."""

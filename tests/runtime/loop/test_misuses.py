@@ -469,6 +469,28 @@ for low in loader:
     run.step(loss=loss, samples=8)
 run.finish()
 """
+FETCHING = EVALUATING.replace(
+    "for low in loader:", "while loader.at < 15:\n    low = loader.fetch()"
+).replace(
+    "    def __iter__(self):", "    def fetch(self):\n        return next(self.all())\n    def all(self):"
+)
+COUNTING = """
+import signal
+def loss_of(outputs, targets):
+    if START == 1 and run.position.step == 6:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return outputs.mean()
+run = ef.join(seed=7, every="4 steps", threads=1)
+model = run.wrap(Counter())
+optimizer = optimizer_of(model)
+run.keep(model=model, optimizer=optimizer, passes=0)
+for batch in run.batches(Numbers(), size=8, epochs=3):
+    run.kept["passes"] += 1
+    run.evaluate(Numbers(), loss=loss_of, size=8)
+    run.step(loss=learn(model, optimizer, batch))
+assert run.should_leave or run.kept["passes"] == 15
+run.finish()
+"""
 DRAWING = """
 run = ef.join(seed=7, every="4 steps", threads=1)
 {seeding}
@@ -571,6 +593,17 @@ COUNTED = [
         EVALUATING,
         before=(0,),
         like=EVALUATING.replace("START == 1", "False"),
+    ),
+    right(
+        "a request to exit while a pass evaluates, after a kept object that is no iterable has given its samples out",
+        FETCHING,
+        before=(0,),
+        like=EVALUATING.replace("START == 1", "False"),
+    ),
+    right(
+        "a request to exit while a pass evaluates, after a kept value has counted it",
+        COUNTING,
+        before=(0,),
     ),
     right(
         "draws of a loop that counts its steps itself, over a kill",
