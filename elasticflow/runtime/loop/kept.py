@@ -369,7 +369,7 @@ def require_storable(name: str, value: Any) -> None:
 
 
 def _restored(live: Any, saved: Any, taken: dict[int, Tensor]) -> Any:
-    """Return *saved*, in the lists, dicts and tensors of *live* as far as there are any.
+    """Return *saved*, in the lists, dicts and tensors of *live*, those in tuples too, as far as there are any.
 
     Args:
         taken: Tensors by `id` of those of *live* that they were copied into: one that stands in two places holds one of them.
@@ -384,6 +384,9 @@ def _restored(live: Any, saved: Any, taken: dict[int, Tensor]) -> Any:
         same = [_restored(old, new, taken) for old, new in zip(live, saved, strict=False)]
         live[:] = [*same, *saved[len(same) :]]
         return live
+    if type(live) is tuple and type(saved) is tuple:
+        same = [_restored(old, new, taken) for old, new in zip(live, saved, strict=False)]
+        return (*same, *saved[len(same) :])
     if type(live) is dict and type(saved) is dict:
         items = {key: _restored(live.get(key), new, taken) for key, new in saved.items()}
         live.clear()

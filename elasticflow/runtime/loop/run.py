@@ -399,11 +399,11 @@ class Run:
             self._source = source
             if self._snapshots is None:
                 self.schedule.steps = source.schedule
-                return Batches(partial(self._loop, source))
+                return Batches(partial(self._loop, source, drift.of_batches(**arguments)))
             if not self._enter(source, drift.of_batches(**arguments)):
                 return Batches(lambda: iter(()))
         check = None if self._script is None else self._script.check_of_count()
-        return Batches(partial(self._loop, source), check)
+        return Batches(partial(self._loop, source, drift.of_batches(**arguments)), check)
 
     def gradients(self, fn: Callable[[Batch], Any], batch: Batch) -> float:
         """Compute the global batch's gradients in the parameters' `grad`; return its mean loss. Collective: every rank.
@@ -617,7 +617,8 @@ class Run:
         # Ranks that wait elsewhere notice that this process has ended.
         with suppress(RuntimeError):
             self._say_goodbye()
-        if self._pass.is_closed and (self.worker.should_leave or self.schedule.is_end(self.position)):
+        is_over = self._are_steps_over or self.schedule.is_end(self.position)
+        if self._pass.is_closed and (self.worker.should_leave or is_over):
             self._close_loop()  # as ranks that called `finish` do
             self._end()
         self._tell(
@@ -886,11 +887,11 @@ class Run:
         if worker.should_leave and not self.is_finished:
             self._end()
 
-    def _loop(self, source: Source) -> Iterator[Batch]:
+    def _loop(self, source: Source, settings: Mapping[str, Any]) -> Iterator[Batch]:
         self._kept("batches")
         if not self._is_training:
             with _ends_here_if_asked(self.worker):
-                if not self._enter(source, {}):
+                if not self._enter(source, settings):
                     return
         try:
             for part, batch in self._stages.reading(source, self.position):

@@ -993,6 +993,12 @@ LEAVING = [
     ),
     right("run.finish is forgotten", PASSES, says="finished after step 15"),
     right(
+        "run.finish is forgotten behind run.steps",
+        NOISY_STEPS.replace("START == 1", "False").replace("* noise", "").replace("run.finish()", ""),
+        like=NOISY_STEPS.replace("die()", "pass").replace("* noise", ""),
+        says="finished after step 15",
+    ),
+    right(
         "run.finish on rank 0 only",
         f"{PASSES}if run.is_main:\n    run.finish()\n",
         says="finished after step 15",
@@ -1519,6 +1525,23 @@ SECOND_STARTS = [
         "another size",
         "size is 10, and was 8 when the snapshot was taken",
         resumed(batches="size=6 + 2 * START, epochs=3"),
+        before=(KILLED,),
+    ),
+    refused(
+        "another size, where run.batches stands before run.keep",
+        "size is 10, and was 8 when the snapshot was taken",
+        """
+        run = ef.join(seed=7, every="4 steps", threads=1)
+        batches = run.batches(Numbers(), size=6 + 2 * START, epochs=3)
+        model = run.wrap(Counter())
+        optimizer = optimizer_of(model)
+        run.keep(model=model, optimizer=optimizer)
+        for batch in batches:
+            run.step(loss=learn(model, optimizer, batch))
+            if START == 1 and batch.end.step == 6:
+                die()
+        run.finish()
+        """,
         before=(KILLED,),
     ),
     refused(
