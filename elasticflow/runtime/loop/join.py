@@ -17,6 +17,7 @@ from elasticflow.runtime import worker as life
 from elasticflow.runtime.loop.gradients import Gradients
 from elasticflow.runtime.loop.run import Run
 from elasticflow.runtime.loop.script_checks import ScriptChecks
+from elasticflow.runtime.loop.training_loop import TrainingLoop
 from elasticflow.runtime.process import stopping
 from elasticflow.runtime.process.shard_layout import Sharding, layout_of
 from elasticflow.runtime.process.sharded_tensors import refuse_draws
@@ -102,11 +103,11 @@ def join(
         _require_words(every, log_level)
     job = name or Path(sys.argv[0]).stem.lstrip("-") or "script"
     own = LoopSettings.of_arguments(job, seed, snapshots, every, keep, ignore, log_every, threads, log_level)
-    run = _joined(own, folder, gradients, shard=shard)
+    loop = _joined(own, folder, gradients, shard=shard)
     _report_what_ends_the_script()
     process = os.getpid()
-    atexit.register(lambda: run.end_if_forgotten() if os.getpid() == process else None)
-    return run
+    atexit.register(lambda: loop.end_if_forgotten() if os.getpid() == process else None)
+    return Run(loop)
 
 
 def _with_shards(gradients: Gradients, virtual_shards: int) -> Gradients:
@@ -168,10 +169,9 @@ def join_job(
         measures: Speeds that the log shows. None: steps and samples.
         options: log_every, threads, log_level and device.
     """
-    return _joined(
-        LoopSettings(name, digest, seed, snapshots, **options), folder, gradients, shard=shard, is_job=True,
-        compare_replicas=compare_replicas, measures=measures,
-    )  # fmt: skip
+    settings = LoopSettings(name, digest, seed, snapshots, **options)
+    of_loop = {"compare_replicas": compare_replicas, "measures": measures}
+    return Run(_joined(settings, folder, gradients, shard=shard, is_job=True, **of_loop))
 
 
 def _joined(
@@ -182,7 +182,7 @@ def _joined(
     shard: int | str | Sharding | None = None,
     is_job: bool = False,
     **options: Any,
-) -> Run:
+) -> TrainingLoop:
     """Join the process group; the settings of a script's job file take precedence over its *own*."""
     if shard is not None and gradients is None:
         raise StateError(
@@ -206,7 +206,7 @@ def _joined(
     worker.is_exact = gradients is not None and gradients.virtual_shards is not None
     refuse_draws(worker.device)
     script = None if is_job else ScriptChecks(worker, gradients, chosen.snapshots.ignore)
-    return Run(
+    return TrainingLoop(
         worker, chosen.snapshots, gradients=gradients, log_every=chosen.log_every, script=script, **options
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 from collections.abc import Iterable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -175,21 +174,6 @@ def bare(model: nn.Module) -> nn.Module:
         if not isinstance(inside, nn.Module):
             return model
         model = inside
-
-
-def is_wrapped(model: nn.Module) -> bool:
-    """Return True if the script has wrapped *model* in DistributedDataParallel itself; slow: looks at every object of the process."""
-    return any(bare(wrapper) is model or model in wrapper.modules() for wrapper in _wrappers())
-
-
-def wrapped_parameters() -> set[int]:
-    """Return `id` of the parameters whose gradients DistributedDataParallel exchanges; as slow as `is_wrapped`."""
-    return {id(parameter) for wrapper in _wrappers() for parameter in wrapper.parameters()}
-
-
-def _wrappers() -> list[DistributedDataParallel]:
-    # Not isinstance: it asks each object for its class, and torch's deprecated ones warn then.
-    return [each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel)]
 
 
 def parts_of(objects: Mapping[str, Any]) -> dict[str, Any]:
