@@ -200,9 +200,7 @@ def _joined(
     if gradients is not None and gradients.virtual_shards is not None and chosen.threads is None:
         chosen = replace(chosen, threads=1)  # sums inside an operation depend on the number of threads
     place = Path(folder) if folder is not None else Path("runs") / chosen.job / "by-hand"
-    worker = _member(chosen, place, is_job=is_job)
-    if shard is not None:
-        _share(worker, shard, is_job=is_job)
+    worker = _member(chosen, place, shard, is_job=is_job)
     worker.is_exact = gradients is not None and gradients.virtual_shards is not None
     refuse_draws(worker.device)
     script = None if is_job else ScriptChecks(worker, gradients, chosen.snapshots.ignore)
@@ -221,10 +219,10 @@ def _require_first_call() -> None:
     _has_joined = True
 
 
-def _member(chosen: LoopSettings, place: Path, *, is_job: bool) -> Worker:
-    """Join the process group; return this worker. An error ends the process if it runs a script."""
+def _member(chosen: LoopSettings, place: Path, shard: int | str | Sharding | None, *, is_job: bool) -> Worker:
+    """Join the process group; return this worker, with how it shares the model. An error ends the process if it runs a script."""
     try:
-        return life.join(
+        worker = life.join(
             chosen.job,
             chosen.digest,
             place,
@@ -235,6 +233,11 @@ def _member(chosen: LoopSettings, place: Path, *, is_job: bool) -> Worker:
             log_level=chosen.log_level,
             shows_log=is_job,
         )
+        if shard is not None:
+            worker.sharding = shard if isinstance(shard, Sharding) else Sharding(shard)  # type: ignore[arg-type]  # looked at next
+            worker.layout = layout_of(
+                worker.world_size, worker.rank, worker.sharding.shard, worker.local_world_size
+            )
     except stopping.Leaving:  # asked to exit before all ranks had met
         if is_job:
             raise
@@ -243,19 +246,7 @@ def _member(chosen: LoopSettings, place: Path, *, is_job: bool) -> Worker:
         if is_job:
             raise
         life.end_by(error)
-
-
-def _share(worker: Worker, shard: int | str | Sharding, *, is_job: bool) -> None:
-    """Note how workers share the model. An error ends the process if it runs a script."""
-    worker.sharding = shard if isinstance(shard, Sharding) else Sharding(shard)  # type: ignore[arg-type]  # looked at next
-    try:
-        worker.layout = layout_of(
-            worker.world_size, worker.rank, worker.sharding.shard, worker.local_world_size
-        )
-    except StateError as error:
-        if is_job:
-            raise
-        life.end_by(error)
+    return worker
 
 
 def _report_what_ends_the_script() -> None:

@@ -36,12 +36,13 @@ class Pass:
     Attributes:
         batch: The script's batch; None between two passes, and where it reads its data itself.
         is_left: The loop was left by break or by an exception.
+        has_moved: An optimizer moved since the last `settle`.
     """
 
     def __init__(self) -> None:
         self.batch: Batch | None = None
-        self.is_left = False
-        self._has_moved = self._has_settled = self._was_pending = self._has_gradients = False
+        self.is_left = self.has_moved = False
+        self._has_settled = self._was_pending = self._has_gradients = False
         self._carried: CarriedGradients | GradientsOfRun | None = None
         self._buffers: list[Tensor] = []
         self._parameters: Callable[[], Iterable[Tensor]] = tuple
@@ -84,7 +85,7 @@ class Pass:
         Raises:
             StateError: an optimizer moved.
         """
-        if self._has_moved:
+        if self.has_moved:
             raise _moved_late(step)
 
     def close(self) -> Batch | None:
@@ -111,20 +112,15 @@ class Pass:
         """
         if self._carried is not None and not is_pending:
             self._carried.end_step()
-        self._has_moved, self._has_settled, self._was_pending = False, True, is_pending
+        self.has_moved, self._has_settled, self._was_pending = False, True, is_pending
         self._scale_version = self._version_of_scale()
-
-    @property
-    def has_moved(self) -> bool:
-        """True if an optimizer moved since the last `settle`."""
-        return self._has_moved
 
     def is_pending(self) -> bool:
         """Return True if this pass added to gradients that no optimizer has used yet.
 
         A pass that a GradScaler skipped, because of an overflow, is not pending: it lowers the scale instead of moving.
         """
-        if self._has_moved or self._version_of_scale() != self._scale_version:
+        if self.has_moved or self._version_of_scale() != self._scale_version:
             return False
         return any(parameter.grad is not None for parameter in self._parameters()) or any(
             map(has_gathered_gradients, self._sharded_modules)
@@ -133,17 +129,17 @@ class Pass:
     @property
     def holds_gradients(self) -> bool:
         """True if the last finished pass only accumulated gradients, and no optimizer has moved since."""
-        return self._was_pending and not self._has_moved
+        return self._was_pending and not self.has_moved
 
     @property
     def is_between_steps(self) -> bool:
         """True if the state is now that of whole steps, so that a snapshot may hold it, and a restart repeats the open pass, if any."""
-        return not (self._has_moved or self._was_pending or self._have_buffers_changed())
+        return not (self.has_moved or self._was_pending or self._have_buffers_changed())
 
     @property
     def is_closed(self) -> bool:
         """True if no pass is under way, and no optimizer has moved since the last one, but for gradients that it had left."""
-        moved_late = self._has_moved and self._has_settled and not self._was_pending
+        moved_late = self.has_moved and self._has_settled and not self._was_pending
         return self.batch is None and not moved_late
 
     def require_closed(self, step: int) -> None:
@@ -161,7 +157,7 @@ class Pass:
             return
         if batch is None:
             raise _moved_late(step)
-        moved = "the optimizer moved" if self._has_moved else None
+        moved = "the optimizer moved" if self.has_moved else None
         if moved is None and self._have_buffers_changed():
             moved = "the model's buffers changed, as BatchNorm's do in a forward pass"
         if moved is not None:
@@ -190,7 +186,7 @@ class Pass:
         return self._carried.adding() if isinstance(self._carried, GradientsOfRun) else nullcontext()
 
     def _note_move(self, *_: object) -> None:
-        self._has_moved = True
+        self.has_moved = True
 
     def _have_buffers_changed(self) -> bool:
         return self._buffer_versions is not None and self._sum_of_versions() != self._buffer_versions

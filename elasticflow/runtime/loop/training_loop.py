@@ -109,8 +109,7 @@ class TrainingLoop:
         self.position: Position = self.schedule.start
         self._optimizers: AnyOptimizers = ()
         self.hooks: Hooks | None = None
-        self._state: State | None = None
-        self._snapshots: Snapshots | None = None
+        self._kept: tuple[Snapshots, State] | None = None
         self._source: Source | None = None
         self._known_source: Source | None = None  # `batches` was called before `keep`
         self._step: LoopStep | None = None
@@ -136,7 +135,7 @@ class TrainingLoop:
         Args:
             caller: The function that calls, whose variables are searched for state that is not kept.
         """
-        if self._state is not None:
+        if self._kept is not None:
             raise StateError("run.keep was called a second time", "name everything in one call")
         worker = self.worker
         parts = kept.parts_by_name(objects) if self._script is None else kept.parts_of(objects)
@@ -154,7 +153,7 @@ class TrainingLoop:
         self._step = LoopStep(
             worker, self.gradients, parts, None if self._source is None else self._source.virtual_shards
         )
-        self._state = state = State(**parts)
+        state = State(**parts)
         self._lockstep = Lockstep.of(worker, state.model)
         self._optimizers = state.optimizers
         if self._script is None:  # whose log names the rates as its one optimizer, or several, have them
@@ -164,14 +163,15 @@ class TrainingLoop:
             # A schedule sets the rates of the next step before `step` is called.
             optimizer.register_step_post_hook(lambda *_: note_rates(optimizers))
         data = None if self._source is None else self._source.opened
-        self._snapshots = Snapshots(
+        snapshots = Snapshots(
             worker, state, self._step, self.schedule, data, self._policy, self._compare_every,
             not_exchanged=self._not_exchanged,
         )  # fmt: skip
+        self._kept = snapshots, state
         self._known_source = self._source
         with _ends_here_if_asked(worker):
-            self.position = self._snapshots.restore()
-        if self._counts_on_snapshot and self._snapshots.restored is None:
+            self.position = snapshots.restore()
+        if self._counts_on_snapshot and snapshots.restored is None:
             raise SnapshotError(
                 "the model was built without initial values, since the store listed a snapshot, and none of those listed can be read",
                 "start again: damaged snapshots were set aside, so that the run begins with initial values",
@@ -179,13 +179,12 @@ class TrainingLoop:
         if self._script is not None:
             self._own_data.note_seeds()
             self._pass.watch(state, computes_gradients=self.gradients is None)
-            # The script's own variables, to name those that were forgotten.
-            self._script.watch(state, self._snapshots, objects, caller)
-            self._script.resume(self._snapshots, self.schedule)
-            if self._snapshots.restored is not None:
+            self._script.begin(state, snapshots, self.schedule, objects, caller)
+            if snapshots.restored is not None:
                 stands = "had finished" if self.is_finished else "continues"
-                name = self._snapshots.restored.name
-                self._tell(f"{stands} after step {self.position.step}, from snapshot {name}")
+                self._tell(
+                    f"{stands} after step {self.position.step}, from snapshot {snapshots.restored.name}"
+                )
         worker.phase("build")
 
     def finds_snapshot(self) -> bool:
@@ -196,12 +195,12 @@ class TrainingLoop:
 
     def kept(self, caller: str) -> tuple[Snapshots, State]:
         """Return the snapshots and what they hold; raises StateError if `Run.keep` was not called before `Run.` *caller*."""
-        if self._snapshots is None or self._state is None:
+        if self._kept is None:
             raise StateError(
                 f"run.{caller} was called before run.keep",
                 "run.keep(model=model, optimizer=optimizer) says what a run continues with",
             )
-        return self._snapshots, self._state
+        return self._kept
 
     def epochs(self, number: int) -> Iterator[int]:
         """Yield the number of each remaining epoch; see `Run.epochs`."""
@@ -280,26 +279,25 @@ class TrainingLoop:
         arguments = given if in_epochs is None else {**given, "epochs": in_epochs.number}
         if self._is_training and self.worker.should_leave:
             return Batches(lambda: iter(()))
+        settings = drift.of_batches(**arguments)
         self._meet(Call.BATCHES)
         with _ends_here_if_asked(self.worker):
             source = self.stages.source_again(dataset, arguments)
             if source is None:
-                drift.require_same_on_ranks(
-                    self.worker, {"job.seed": self.worker.seed, **drift.of_batches(**arguments)}
-                )
+                drift.require_same_on_ranks(self.worker, {"job.seed": self.worker.seed, **settings})
                 source = Source(
                     self.worker, dataset, self.gradients, options,
                     micro_batch_size=micro_batch_size, order=order, stage=self.stages.stage_of_call(), **arguments,
                 )  # fmt: skip
                 self.stages.require_new(source, caller)
             self._source = source
-            if self._snapshots is None:
+            if self._kept is None:
                 self.schedule.steps = source.schedule
-                return Batches(partial(self._loop, source, drift.of_batches(**arguments)))
-            if not self._enter(source, drift.of_batches(**arguments)):
+                return Batches(partial(self._loop, source, settings))
+            if not self._enter(source, settings):
                 return Batches(lambda: iter(()))
         check = None if self._script is None else self._script.check_of_count()
-        return Batches(partial(self._loop, source, drift.of_batches(**arguments)), check)
+        return Batches(partial(self._loop, source, settings), check)
 
     def _enter(self, source: Source, settings: Mapping[str, Any]) -> bool:
         """Move to the stage of *source*; return False if the run is past that stage already. Collective: every rank."""
@@ -324,8 +322,11 @@ class TrainingLoop:
                 snapshots.put_back()
         if not self._is_training:
             self._begin()
-        elif source.stage > now:
-            self._tell_stage(source)
+        elif source.stage > now and self.worker.rank == 0:
+            left = self.schedule.remaining(self.position)
+            steps = None if left is None else self.position.step + left
+            samples = self.schedule.samples
+            self.worker.event(events.STAGE_STARTED, stage=source.stage, steps=steps, samples=samples)
         return True
 
     def _begin_stage(self, stage: int, snapshots: Snapshots) -> None:
@@ -335,19 +336,8 @@ class TrainingLoop:
                 "end that loop first: each run.batches is a stage of its own, and they come one after the other",
             )
         snapshots.begin_stage(stage_of(self.position))
-        self.position, self._pass.is_left, self.schedule.has_ended = (
-            next_stage(self.position, stage),
-            False,
-            False,
-        )
-
-    def _tell_stage(self, source: Source) -> None:
-        left = self.schedule.remaining(self.position)
-        if self.worker.rank == 0:
-            steps = None if left is None else self.position.step + left
-            self.worker.event(
-                events.STAGE_STARTED, stage=source.stage, steps=steps, samples=self.schedule.samples
-            )
+        self.position = next_stage(self.position, stage)
+        self._pass.is_left = self.schedule.has_ended = False
 
     def _enter_own_data(self, snapshots: Snapshots, state: State) -> None:
         """Begin the stage of data that the script reads itself, at its first step. Collective: every rank."""
@@ -378,9 +368,7 @@ class TrainingLoop:
         )  # fmt: skip
         if self.hooks is not None:
             self.hooks.start(self.position)
-        if (
-            state.evaluation is not None
-        ):  # an evaluation may be owed: it was cut short when all ranks were asked to exit
+        if state.evaluation is not None:  # one may have been cut short when all ranks were asked to exit
             state.evaluation.run_if_owed(self.position)
         self._is_training, self._began_after = True, self.position.step
 
@@ -551,7 +539,8 @@ class TrainingLoop:
         worker, epochs = self.worker, self.stages.epochs
         is_own = self.schedule.steps is None
         is_epoch_end = epochs is not None and not is_own and self.position.is_epoch_end
-        waits = is_epoch_end or self._begins_epoch_again(state)
+        # A restart begins the epoch again where the script reads its data itself, by a loader without a state.
+        waits = is_epoch_end or (is_own and epochs is not None and not kept.has_loader(state))
         is_late = not waits and self._is_late(is_own=is_own)
         is_wanted = snapshots.after_step(self.position, takes=not (waits or is_late))
         if waits and not is_own:
@@ -567,11 +556,6 @@ class TrainingLoop:
             snapshots.finish(self.position)
         if is_own and epochs is not None and not self.is_finished:
             self._end(takes_snapshot=False)
-
-    def _begins_epoch_again(self, state: State) -> bool:
-        """Return True if a restart begins the epoch again: the script reads its data itself, by a loader without a state."""
-        is_own = self.schedule.steps is None and self.stages.epochs is not None
-        return is_own and not kept.has_loader(state)
 
     def _may_be_ahead(self, state: State) -> bool:
         """Return True if what the script keeps beside models may be ahead of the last step: a loader's place, a count of this pass."""
@@ -652,7 +636,10 @@ class TrainingLoop:
             return
         # Ranks that wait elsewhere notice that this process has ended.
         with suppress(RuntimeError):
-            self._say_goodbye()
+            try:
+                self._meet(Call.LEAVE, _GOODBYE_S)
+            except StateError as error:
+                life.end_by(error)  # at this process's exit nothing can be raised
         is_over = self._are_steps_over or self.schedule.is_end(self.position)
         if self._pass.is_closed and (self.worker.should_leave or is_over):
             self._close_loop()  # as ranks that called `finish` do
@@ -691,22 +678,12 @@ class TrainingLoop:
         else:
             self.schedule.has_ended = True
             if self._is_training:
-                worker.moments.leave.append(self._record_own_end)
+                snapshots, _ = self.kept("finish")
+                worker.moments.leave.append(partial(snapshots.record_end, OWN_LOOP_OVER))
 
     def _meet(self, call: Call, limit_s: float | None = None) -> None:
         if self._lockstep is not None:
             self._lockstep.meet(call, limit_s)
-
-    def _say_goodbye(self) -> None:
-        """End this process by name if other ranks that share the model are still in the loop; at its exit nothing can be raised."""
-        try:
-            self._meet(Call.LEAVE, _GOODBYE_S)
-        except StateError as error:
-            life.end_by(error)
-
-    def _record_own_end(self) -> None:
-        if self._snapshots is not None:
-            self._snapshots.record_end(OWN_LOOP_OVER)
 
     def _end(self, *, takes_snapshot: bool = True) -> NoReturn:
         self._is_over = True
@@ -715,15 +692,13 @@ class TrainingLoop:
         if takes_snapshot:
             snapshots.finish(self.position)
         why = "" if worker.stopped is None or not worker.stopped.is_end else f" ({worker.stopped.reason})"
-        done = f"after step {self.position.step}{why}, snapshots in {self._catalog_uri()}"
+        place = self._policy.uri or os.path.relpath(worker.run_folder.path)
+        done = f"after step {self.position.step}{why}, snapshots in {place}"
         text = f"finished {done}" if self.is_finished else f"leaves {done}: the same command resumes the run"
         worker.moments.leave.append(lambda: self._tell(text))  # behind the last snapshot's commit
         if self._script is not None:
             worker.moments.leave.append(atexit._run_exitfuncs)  # noqa: SLF001  # wandb and others end there
         life.leave(worker, self.position, self.schedule, state.evaluation)
-
-    def _catalog_uri(self) -> str:
-        return self._policy.uri or os.path.relpath(self.worker.run_folder.path)
 
     def _tell(self, text: str) -> None:
         if self._script is not None:
