@@ -59,16 +59,19 @@ class GradientsOfRun:
         Raises:
             StateError: there are others: used ones, or those of a backward of the script.
         """
-        held = {
-            name: [p for p in parameters_of([o]) if p.grad is not None]
-            for name, o in self._optimizers.items()
-        }
-        self._require_own(held)
+        others = [
+            (name, p.grad)
+            for name, optimizer in self._optimizers.items()
+            for p in parameters_of([optimizer])
+            if p.grad is not None and id(p) not in self._unused
+        ]
+        if others and self._looks_left:
+            self._looks_left -= 1
+            self._require_zeros(others)
         left = [
             (p, p.grad.detach().clone())
-            for parameters in held.values()
-            for p in parameters
-            if id(p) in self._unused and p.grad is not None
+            for p in parameters_of(self._optimizers.values())
+            if p.grad is not None and id(p) in self._unused
         ]
         if self._carried:
             self._carried &= {id(parameter) for parameter, gradient in left if gradient.any()}
@@ -79,15 +82,9 @@ class GradientsOfRun:
             parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)
         self._unused = {id(p) for p in parameters_of(self._optimizers.values()) if p.grad is not None}
 
-    def _require_own(self, held: Mapping[str, Sequence[Tensor]]) -> None:
-        others = {
-            name: [p for p in parameters if id(p) not in self._unused] for name, parameters in held.items()
-        }
-        if not self._looks_left or not any(others.values()):
-            return
-        self._looks_left -= 1
-        for name, parameters in others.items():
-            if any(p.grad is not None and p.grad.any() for p in parameters):
+    def _require_zeros(self, gradients: Sequence[tuple[str, Tensor]]) -> None:
+        for name, gradient in gradients:
+            if gradient.any():
                 raise StateError(
                     f"run.gradients found gradients in the parameters of {name} that {name} has used already, or that a backward of the "
                     "script has made: it would overwrite them, or add to them",
@@ -117,9 +114,7 @@ class CarriedGradients:
 
     def end_step(self) -> None:
         """Note that `Run.step` has ended a step in which an optimizer moved."""
-        for probe in self._probes:
-            probe.end_step()
-        self._probes = [probe for probe in self._probes if probe.looks]
+        self._probes = [probe for probe in self._probes if probe.end_step()]
 
 
 class _Probe:
@@ -138,25 +133,21 @@ class _Probe:
         ]
         self._hooks.append(optimizer.register_step_pre_hook(self._before_move))
 
-    @property
-    def looks(self) -> bool:
-        """True if some of the first moves are still to come."""
-        return self._moves_left > 0
-
-    def end_step(self) -> None:
-        """Note that a step is over."""
-        if not self.looks:
+    def end_step(self) -> bool:
+        """Note that a step is over; return True if some of the first moves are still to come."""
+        if not self._moves_left:
             for hook in self._hooks:
                 hook.remove()
-            return
+            return False
         gradient = None if self._parameter is None else self._parameter.grad
         self._at_end = None if gradient is None else (gradient, version_of(gradient))
         self._has_added = False
+        return True
 
     def _before_adding(self, parameter: Tensor, _: Tensor) -> None:
         if self._parameter is None:
             self._parameter = parameter
-        if parameter is not self._parameter or not self.looks:
+        if parameter is not self._parameter or not self._moves_left:
             return
         if parameter.grad is None or not parameter.grad.any():
             self._is_carried = False
@@ -165,7 +156,7 @@ class _Probe:
         self._has_added = True
 
     def _before_move(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._parameter is None or not self.looks:
+        if self._parameter is None or not self._moves_left:
             return
         makes_gradients = len(args) > 1 or kwargs.get("closure") is not None  # within the move
         gradient = None if makes_gradients else self._parameter.grad

@@ -97,7 +97,13 @@ def join(
         StorageError: the folder of the snapshots cannot be written.
     """
     if virtual_shards is not None:
-        gradients = _with_shards(gradients or Gradients(), virtual_shards)
+        gradients = gradients or Gradients()
+        if gradients.virtual_shards not in (None, virtual_shards):
+            raise StateError(
+                f"elasticflow.join was given virtual_shards={virtual_shards}, and gradients with {gradients.virtual_shards}",
+                "give one of the two",
+            )
+        gradients = replace(gradients, virtual_shards=virtual_shards)
     if LoopSettings.told(os.environ) is None:
         _require_numbers(seed=seed, keep=keep, log_every=log_every, threads=threads)
         _require_words(every, log_level)
@@ -108,15 +114,6 @@ def join(
     process = os.getpid()
     atexit.register(lambda: loop.end_if_forgotten() if os.getpid() == process else None)
     return Run(loop)
-
-
-def _with_shards(gradients: Gradients, virtual_shards: int) -> Gradients:
-    if gradients.virtual_shards not in (None, virtual_shards):
-        raise StateError(
-            f"elasticflow.join was given virtual_shards={virtual_shards}, and gradients with {gradients.virtual_shards}",
-            "give one of the two",
-        )
-    return replace(gradients, virtual_shards=virtual_shards)
 
 
 def _require_numbers(**given: int | None) -> None:

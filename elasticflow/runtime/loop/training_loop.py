@@ -74,7 +74,7 @@ def _ends_here_if_asked(worker: Worker) -> Iterator[None]:
 
 
 class TrainingLoop:
-    """What `Run` does for its script, in this order on every rank.
+    """Does the work of the calls of `Run`, in one order on all ranks. Every rank has one.
 
     Args:
         gradients: Options given to `join`. None: the script exchanges gradients itself.
@@ -527,11 +527,9 @@ class TrainingLoop:
 
     def _agree_on_end(self, batch: Batch | None) -> None:
         """Learn whether some rank called `stop`, at the steps after which all ranks meet. Collective at these steps."""
-        knows_at_once = batch is None or self.gradients is not None
-        if self.worker.vote.end and (
-            knows_at_once or is_fixed(self.position, is_end=self.schedule.is_end(self.position))
-        ):
-            self.ballot.is_end_due = True
+        is_at_once = batch is None or self.gradients is not None
+        is_now = is_at_once or is_fixed(self.position, is_end=self.schedule.is_end(self.position))
+        self.ballot.is_end_due |= self.worker.vote.end and is_now
         if self.ballot.is_end_due:
             self.ballot.agree_on_end()
 
