@@ -306,6 +306,12 @@ class TrainingLoop:
         if source.stage < now:
             snapshots.require_past_data(source.stage, source.opened)
             return False
+        if source.stage == now and self._is_training and self.schedule.steps is None:
+            raise StateError(
+                f"run.batches was called after {self.position.step} steps over data that the script reads itself, and would begin behind "
+                "as many samples",
+                "for epoch in run.epochs(1): around the loop over that data makes it a stage of its own",
+            )
         if source.stage > now:
             self._begin_stage(source.stage, snapshots)
             self.position = self.position._replace(cursors=source.schedule.start.cursors)

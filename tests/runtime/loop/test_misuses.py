@@ -987,6 +987,43 @@ LEAVING = [
         loop_with("run.step(loss=loss)\n    run.batches(Numbers(30), size=8, epochs=1)"),
     ),
     refused(
+        "run.batches after run.steps",
+        "run.batches was called after 15 steps over data that the script reads itself",
+        NOISY_STEPS.replace("die()", "pass").replace(
+            "assert run.is_finished", "run.batches(Numbers(), size=8, epochs=1)"
+        ),
+    ),
+    right(
+        "run.batches after an epoch of the script's own data",
+        """
+        run, model, optimizer = begin()
+        for epoch in run.epochs(1):
+            for low in range(0, 40, 8):
+                optimizer.zero_grad()
+                loss = model(torch.arange(low, low + 8)).mean()
+                loss.backward()
+                optimizer.step()
+                run.step(loss=loss, samples=8)
+        for batch in run.batches(Numbers(), size=8, epochs=2):
+            run.step(loss=learn(model, optimizer, batch))
+        run.finish()
+        """,
+        like="""
+        run, model, optimizer = begin()
+        for epoch in run.epochs(1):
+            for low in range(0, 40, 8):
+                optimizer.zero_grad()
+                loss = model(torch.arange(low, low + 8)).mean()
+                loss.backward()
+                optimizer.step()
+                run.step(loss=loss, samples=8)
+        numbers = [batch.inputs for batch in run.batches(Numbers(), size=8, epochs=2) if not run.step(
+            loss=learn(model, optimizer, batch))]
+        assert sorted(torch.cat(numbers).tolist()) == sorted([*range(40)] * 2)
+        run.finish()
+        """,
+    ),
+    refused(
         "run.finish in the loop",
         "run.finish was called in the middle of the loop over run.batches, after step 1",
         loop_with("run.step(loss=loss)\n    run.finish()"),
