@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import math
 import os
+import sys
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -629,6 +630,10 @@ class TrainingLoop:
         """Take the last snapshot and end this process; see `Run.finish`. Collective: every rank."""
         self.kept("finish")
         if self._script is not None:
+            error = sys.exception()
+            is_over = self.worker.should_leave or self.schedule.is_end(self.position)
+            if error is not None and not (is_over or isinstance(error, StopIteration)):
+                raise error  # as in `finally: run.finish()`: the loop did not end by itself
             self._close_loop()
         elif not self.worker.should_leave:
             self.schedule.has_ended = True

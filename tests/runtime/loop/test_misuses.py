@@ -1023,6 +1023,21 @@ LEAVING = [
         run.finish()
         """,
     ),
+    *(
+        refused(
+            f"run.finish in finally, and an error in a loop over run.{loop.partition('(')[0]}",
+            "a broken sample",
+            f"""
+            run, model, optimizer = begin()
+            try:
+                for each in run.{loop}:
+                    raise ef.errors.StateError("a broken sample")
+            finally:
+                run.finish()
+            """,
+        )
+        for loop in ("batches(Numbers(), size=8, epochs=3)", "steps(15)")
+    ),
     refused(
         "run.finish in the loop",
         "run.finish was called in the middle of the loop over run.batches, after step 1",
