@@ -391,7 +391,7 @@ class Run:
         the same command continues it. Functions registered with `atexit` are called before the process ends.
 
         Raises:
-            BaseException: this is called while the script handles an exception that ended its loop, as in `finally`: that one.
+            BaseException: the script handles an exception since `join`, as in `finally`: that one.
             StateError: the loop was left in a pass in which an optimizer had stepped, the loop is not over, or the ranks left it
                 after different steps.
             SnapshotError: the last snapshot could not be written.

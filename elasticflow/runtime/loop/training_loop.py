@@ -120,6 +120,7 @@ class TrainingLoop:
         # The code behind `step` in this pass belongs to the step: what is due is taken before the next pass.
         self._is_owing = self._is_in_steps = self._are_steps_over = False
         self._began_after = 0  # step
+        self._handled = sys.exception()  # the whole run may be in an `except` of the script's
         self._quiet_steps = 0  # after which nothing is due but their line: see `_step_quietly`
 
     @property
@@ -631,9 +632,8 @@ class TrainingLoop:
         self.kept("finish")
         if self._script is not None:
             error = sys.exception()
-            is_over = self.worker.should_leave or self.schedule.is_end(self.position)
-            if error is not None and not (is_over or isinstance(error, StopIteration)):
-                raise error  # as in `finally: run.finish()`: the loop did not end by itself
+            if error is not None and error is not self._handled and not isinstance(error, StopIteration):
+                raise error  # as in `finally: run.finish()`, which would end the process without a word of it
             self._close_loop()
         elif not self.worker.should_leave:
             self.schedule.has_ended = True

@@ -1023,6 +1023,26 @@ LEAVING = [
         run.finish()
         """,
     ),
+    refused(
+        "run.finish in finally, and an error after the loop",
+        "no place to export to",
+        f"""
+try:
+    {textwrap.indent(PASSES, "    ").strip()}
+    raise ef.errors.StateError("no place to export to")
+finally:
+    run.finish()
+""",
+    ),
+    right(
+        "the whole run in an except",
+        f"""
+try:
+    import no_such_module
+except ImportError:
+    {textwrap.indent(WELL, "    ").strip()}
+""",
+    ),
     *(
         refused(
             f"run.finish in finally, and an error in a loop over run.{loop.partition('(')[0]}",
