@@ -643,16 +643,16 @@ class TrainingLoop:
         """Finish a run whose script has ended without `finish`, if its loop was over; otherwise report where the run stands."""
         if self._is_over or not self._is_training:
             return
-        # Ranks that wait elsewhere notice that this process has ended.
-        with suppress(RuntimeError):
-            try:
+        try:
+            # Ranks that wait elsewhere notice that this process has ended.
+            with suppress(RuntimeError):
                 self._meet(Call.LEAVE, _GOODBYE_S)
-            except StateError as error:
-                life.end_by(error)  # at this process's exit nothing can be raised
-        is_over = self._are_steps_over or self.schedule.is_end(self.position)
-        if self._pass.is_closed and (self.worker.should_leave or is_over):
-            self._close_loop()  # as ranks that called `finish` do
-            self._end()
+            is_over = self._are_steps_over or self.schedule.is_end(self.position)
+            if self._pass.is_closed and (self.worker.should_leave or is_over):
+                self._close_loop()  # as ranks that called `finish` do
+                self._end()
+        except Exception as error:  # noqa: BLE001  # Python would print it at this process's exit, and end by code 0
+            life.end_by(error)
         self._tell(
             f"the script ended after step {self.position.step} without run.finish(): the same command resumes from the newest snapshot"
         )

@@ -1064,6 +1064,12 @@ except ImportError:
         loop_with("run.step(loss=loss)\n    run.finish()"),
     ),
     right("run.finish is forgotten", PASSES, says="finished after step 15"),
+    refused(
+        "run.finish is forgotten, and the last snapshot cannot be written",
+        "the last snapshot could not be written",
+        PASSES.replace("begin()", 'begin(every="1000 steps")')
+        + "open(os.environ['ELASTICFLOW_RUN_FOLDER'] + '/snapshots', 'w').close()\n",
+    ),
     right(
         "run.finish is forgotten behind run.steps",
         NOISY_STEPS.replace("START == 1", "False").replace("* noise", "").replace("run.finish()", ""),
