@@ -123,7 +123,13 @@ class Run:
                 would be exchanged twice; or the model is sharded, or on another device.
         """
         if self.worker.sharding is not None:
-            return self._shared(model, blocks, options)
+            if options:
+                raise StateError(
+                    f"run.wrap has no option {next(iter(options))} for a model that workers share"
+                )
+            replicable.require_on(model, self.device)
+            shard_model(self.worker, model, self.worker.sharding, blocks)
+            return model
         if self._loop.gradients is not None:
             raise StateError(
                 "run.wrap exchanges gradients, and so does run.gradients: they would be exchanged twice",
@@ -138,15 +144,6 @@ class Run:
         replicable.require_on(model, self.device)
         self._loop.wrapped |= {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
         return model if self.world_size == 1 else ddp.wrap(model, self.device, **options)
-
-    def _shared(
-        self, model: nn.Module, blocks: Iterable[nn.Module] | None, options: dict[str, Any]
-    ) -> nn.Module:
-        if options:
-            raise StateError(f"run.wrap has no option {next(iter(options))} for a model that workers share")
-        replicable.require_on(model, self.device)
-        shard_model(self.worker, model, self.worker.sharding, blocks)
-        return model
 
     def epochs(self, number: int) -> Iterator[int]:
         """Yield the number of each remaining epoch, from 0: `for epoch in run.epochs(10)`. Every rank.
