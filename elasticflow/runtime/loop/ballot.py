@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from elasticflow.errors import StateError, StepResultError
 from elasticflow.protocol import run_files, worker_environment
+from elasticflow.runtime.data.notes import form
 from elasticflow.runtime.measuring.scalars import LOSS_KEYS, require_name, require_room, scalars_in
 from elasticflow.runtime.process.host_copies import read_together
 from elasticflow.runtime.process.sharded_tensors import require_whole_scalars
@@ -51,7 +52,7 @@ def require_loss(loss: Any, samples: Any) -> None:
     is_one = math.prod(getattr(loss, "shape", ())) == 1 and hasattr(loss, "__float__")
     if loss is not None and not (is_one and not getattr(loss, "is_complex", lambda: False)()):
         raise StateError(
-            f"run.step was given {_form_of(loss)} as loss, which is not one real number",
+            f"run.step was given {form(loss)} as loss, which is not one real number",
             "give it the mean over this rank's samples: loss.mean()",
         )
     if samples is not None and not (hasattr(samples, "__index__") and int(samples) >= 0):
@@ -107,7 +108,7 @@ class Ballot:
                 )
             if name not in found:
                 raise StepResultError(
-                    f"run.log({name}=...) was given {_form_of(value)}, which is not one number",
+                    f"run.log({name}=...) was given {form(value)}, which is not one number",
                     f"give it a number or a tensor without dimensions: run.log({name}=value.mean())",
                 )
             require_name(name)
@@ -252,15 +253,3 @@ def _as_now(value: Any) -> float | torch.Tensor:
     if isinstance(given, torch.Tensor) and given.device.type != "cpu":
         return given.clone()
     return float(given)
-
-
-def _form_of(value: Any) -> str:
-    shape = getattr(value, "shape", None)
-    kind = type(value).__name__
-    return (
-        repr(value)
-        if isinstance(value, str)
-        else f"a {kind}"
-        if shape is None
-        else f"a {kind} of shape {tuple(shape)}"
-    )

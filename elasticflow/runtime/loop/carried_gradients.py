@@ -5,11 +5,12 @@ may be taken, and a restart begins without gradients. It would lose what an opti
 optimizer moves in each, and gradients that no `zero_grad` removed.
 
 Gradients may also be removed before use: a GAN's generator leaves some in the discriminator. So nothing is refused before an
-optimizer moves.
+optimizer moves, or `Run.gradients` would add to them.
 """
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from elasticflow.runtime.process.torch_private import version_of
 from elasticflow.runtime.training.several_optimizers import parameters_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch import Tensor
     from torch.optim import Optimizer
@@ -27,6 +28,76 @@ if TYPE_CHECKING:
 
 # Moves of an optimizer in each launch that are looked at: a loop that carries gradients does so from the beginning.
 _MOVES = 3
+
+
+class GradientsOfRun:
+    """Adds up the gradients of `Run.gradients` until an optimizer uses them. Every rank.
+
+    Args:
+        optimizers: The kept optimizers by name.
+    """
+
+    def __init__(self, optimizers: Mapping[str, Optimizer]) -> None:
+        self._optimizers = optimizers
+        # `id` of the parameters whose gradients no optimizer has used, and of those among them whose gradients are of a step that is over.
+        self._unused: set[int] = set()
+        self._carried: set[int] = set()
+        self._looks_left = _MOVES
+        for name, optimizer in optimizers.items():
+            optimizer.register_step_pre_hook(partial(self._before_move, name))
+
+    def end_step(self) -> None:
+        """Note that `Run.step` has ended a step in which an optimizer moved."""
+        self._carried = set(self._unused)
+
+    @contextmanager
+    def adding(self) -> Iterator[None]:
+        """Within, gradients are made: they are added to those that no optimizer has used yet, as a backward does.
+
+        The code within does not see the earlier ones: it overwrites gradients, or divides them by the number of its own items.
+
+        Raises:
+            StateError: there are others: used ones, or those of a backward of the script.
+        """
+        others = [
+            (name, p.grad)
+            for name, optimizer in self._optimizers.items()
+            for p in parameters_of([optimizer])
+            if p.grad is not None and id(p) not in self._unused
+        ]
+        if others and self._looks_left:
+            self._looks_left -= 1
+            self._require_zeros(others)
+        left = [
+            (p, p.grad.detach().clone())
+            for p in parameters_of(self._optimizers.values())
+            if p.grad is not None and id(p) in self._unused
+        ]
+        if self._carried:
+            self._carried &= {id(parameter) for parameter, gradient in left if gradient.any()}
+        for parameter, _ in left:
+            parameter.grad = None
+        yield
+        for parameter, gradient in left:
+            parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)
+        self._unused = {id(p) for p in parameters_of(self._optimizers.values()) if p.grad is not None}
+
+    def _require_zeros(self, gradients: Sequence[tuple[str, Tensor]]) -> None:
+        for name, gradient in gradients:
+            if gradient.any():
+                raise StateError(
+                    f"run.gradients found gradients in the parameters of {name} that {name} has used already, or that a backward of the "
+                    "script has made: it would overwrite them, or add to them",
+                    "call zero_grad() in each step, and return the whole loss from the function that run.gradients is given",
+                )
+
+    def _before_move(self, name: str, optimizer: Optimizer, *_: object) -> None:
+        if not self._unused:
+            return
+        moved = list(parameters_of([optimizer]))
+        if any(id(p) in self._carried and p.grad is not None and p.grad.any() for p in moved):
+            raise _refusal(name)
+        self._unused -= {id(p) for p in moved}
 
 
 class CarriedGradients:
@@ -43,9 +114,7 @@ class CarriedGradients:
 
     def end_step(self) -> None:
         """Note that `Run.step` has ended a step in which an optimizer moved."""
-        for probe in self._probes:
-            probe.end_step()
-        self._probes = [probe for probe in self._probes if probe.looks]
+        self._probes = [probe for probe in self._probes if probe.end_step()]
 
 
 class _Probe:
@@ -64,25 +133,21 @@ class _Probe:
         ]
         self._hooks.append(optimizer.register_step_pre_hook(self._before_move))
 
-    @property
-    def looks(self) -> bool:
-        """True if some of the first moves are still to come."""
-        return self._moves_left > 0
-
-    def end_step(self) -> None:
-        """Note that a step is over."""
-        if not self.looks:
+    def end_step(self) -> bool:
+        """Note that a step is over; return True if some of the first moves are still to come."""
+        if not self._moves_left:
             for hook in self._hooks:
                 hook.remove()
-            return
+            return False
         gradient = None if self._parameter is None else self._parameter.grad
         self._at_end = None if gradient is None else (gradient, version_of(gradient))
         self._has_added = False
+        return True
 
     def _before_adding(self, parameter: Tensor, _: Tensor) -> None:
         if self._parameter is None:
             self._parameter = parameter
-        if parameter is not self._parameter or not self.looks:
+        if parameter is not self._parameter or not self._moves_left:
             return
         if parameter.grad is None or not parameter.grad.any():
             self._is_carried = False
@@ -91,12 +156,12 @@ class _Probe:
         self._has_added = True
 
     def _before_move(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._parameter is None or not self.looks:
+        if self._parameter is None or not self._moves_left:
             return
         makes_gradients = len(args) > 1 or kwargs.get("closure") is not None  # within the move
         gradient = None if makes_gradients else self._parameter.grad
         if gradient is not None and (self._is_carried or self._is_left(gradient)) and gradient.any():
-            raise refusal(self._name)
+            raise _refusal(self._name)
         self._moves_left -= 1
 
     def _is_left(self, gradient: Tensor) -> bool:
@@ -105,8 +170,7 @@ class _Probe:
         return at_end is not None and gradient is at_end[0] and version_of(gradient) == at_end[1]
 
 
-def refusal(name: str) -> StateError:
-    """Return the error for the optimizer called *name*, which moves by gradients of an earlier step."""
+def _refusal(name: str) -> StateError:
     return StateError(
         f"{name} moves by gradients of an earlier step, which run.step has ended: a snapshot between the two holds no gradients, "
         "and a restart would continue without them",

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
+from elasticflow.python_source.syntax import parse
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
@@ -39,47 +41,35 @@ def carried_in(frame: FrameType) -> Iterator[tuple[str, Any]]:
 def _names(file: str, line: int) -> tuple[str, ...]:
     """Return the names that a loop around *line* reads before it assigns them; none if the source cannot be read."""
     try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError):
+        tree = parse("".join(linecache.getlines(file)))
+    except SyntaxError:
         return ()
-    loops = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.For | ast.While) and node.lineno <= line <= (node.end_lineno or 0)
-    ]
     names: dict[str, None] = {}
-    for loop in loops:
-        first: dict[str, bool] = {}
-        assigned: set[str] = set()
-        for part in [loop.target] if isinstance(loop, ast.For) else [loop.test]:
-            _note(part, first, assigned)
-        for statement in loop.body:
-            _note(statement, first, assigned)
-        names |= dict.fromkeys(name for name, is_read in first.items() if is_read and name in assigned)
+    for loop in ast.walk(tree):
+        if isinstance(loop, ast.For | ast.While) and loop.lineno <= line <= (loop.end_lineno or 0):
+            head = loop.target if isinstance(loop, ast.For) else loop.test
+            uses = [use for part in (head, *loop.body) for use in _uses(part)]
+            first = dict(reversed(uses))
+            names |= {
+                name: None for name, is_read in uses if is_read and first[name] and (name, False) in uses
+            }
     return tuple(names)
 
 
-def _note(node: ast.AST, first: dict[str, bool], assigned: set[str]) -> None:
-    """Note for each name whether it is read first, in the order in which Python evaluates *node*, and whether it is assigned."""
+def _uses(node: ast.AST) -> Iterator[tuple[str, bool]]:
+    """Yield each name with whether it is read, not assigned, in the order in which Python evaluates *node*."""
     if isinstance(node, _FUNCTIONS):
         return
     if isinstance(node, ast.Name):
-        is_read = isinstance(node.ctx, ast.Load)
-        first.setdefault(node.id, is_read)
-        if not is_read:
-            assigned.add(node.id)
-        return
-    if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-        first.setdefault(node.target.id, True)
-    if isinstance(node, _COMPREHENSIONS):
-        targets = [each for part in node.generators for each in ast.walk(part.target)]
-        inner = {each.id for each in targets if isinstance(each, ast.Name)}
-        names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
-        for name in names - inner:
-            first.setdefault(name, True)
-        return
-    # Python evaluates the value first, which stands second in the tree.
-    before = getattr(node, "iter", None) or getattr(node, "value", None)
-    children = list(ast.iter_child_nodes(node))
-    for child in sorted(children, key=lambda each: each is not before):
-        _note(child, first, assigned)
+        yield node.id, isinstance(node.ctx, ast.Load)
+    elif isinstance(node, _COMPREHENSIONS):
+        inside = [each for each in ast.walk(node) if isinstance(each, ast.Name)]
+        own = {each.id for each in inside if isinstance(each.ctx, ast.Store)}
+        yield from ((each.id, True) for each in inside if each.id not in own)
+    else:
+        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id, True
+        # Python evaluates the value first, which stands second in the tree.
+        before = getattr(node, "iter", None) or getattr(node, "value", None)
+        for child in sorted(ast.iter_child_nodes(node), key=lambda each: each is not before):
+            yield from _uses(child)

@@ -7,8 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.errors import StateError
-from elasticflow.runtime.loop import kept
 from elasticflow.runtime.loop.batch import Batch
+from elasticflow.runtime.loop.exchanged import wrapped_parameters
 from elasticflow.runtime.process.sharded_tensors import is_sharded
 from elasticflow.runtime.training import several_optimizers
 from elasticflow.runtime.training.ddp import DDPStep
@@ -205,7 +205,7 @@ def _require_of_model(model: nn.Module, optimizers: Mapping[str, Optimizer]) -> 
     for name, optimizer in optimizers.items():
         others = [p for p in parameters_of([optimizer]) if p.requires_grad and id(p) not in own]
         if others:
-            wrapped = kept.wrapped_parameters()
+            wrapped = wrapped_parameters()
             others = [p for p in others if id(p) not in wrapped and not is_sharded(p)]
         if others:
             raise StateError(

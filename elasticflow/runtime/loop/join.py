@@ -17,6 +17,7 @@ from elasticflow.runtime import worker as life
 from elasticflow.runtime.loop.gradients import Gradients
 from elasticflow.runtime.loop.run import Run
 from elasticflow.runtime.loop.script_checks import ScriptChecks
+from elasticflow.runtime.loop.training_loop import TrainingLoop
 from elasticflow.runtime.process import stopping
 from elasticflow.runtime.process.shard_layout import Sharding, layout_of
 from elasticflow.runtime.process.sharded_tensors import refuse_draws
@@ -96,26 +97,23 @@ def join(
         StorageError: the folder of the snapshots cannot be written.
     """
     if virtual_shards is not None:
-        gradients = _with_shards(gradients or Gradients(), virtual_shards)
+        gradients = gradients or Gradients()
+        if gradients.virtual_shards not in (None, virtual_shards):
+            raise StateError(
+                f"elasticflow.join was given virtual_shards={virtual_shards}, and gradients with {gradients.virtual_shards}",
+                "give one of the two",
+            )
+        gradients = replace(gradients, virtual_shards=virtual_shards)
     if LoopSettings.told(os.environ) is None:
         _require_numbers(seed=seed, keep=keep, log_every=log_every, threads=threads)
         _require_words(every, log_level)
     job = name or Path(sys.argv[0]).stem.lstrip("-") or "script"
     own = LoopSettings.of_arguments(job, seed, snapshots, every, keep, ignore, log_every, threads, log_level)
-    run = _joined(own, folder, gradients, shard=shard)
+    loop = _joined(own, folder, gradients, shard=shard)
     _report_what_ends_the_script()
     process = os.getpid()
-    atexit.register(lambda: run.end_if_forgotten() if os.getpid() == process else None)
-    return run
-
-
-def _with_shards(gradients: Gradients, virtual_shards: int) -> Gradients:
-    if gradients.virtual_shards not in (None, virtual_shards):
-        raise StateError(
-            f"elasticflow.join was given virtual_shards={virtual_shards}, and gradients with {gradients.virtual_shards}",
-            "give one of the two",
-        )
-    return replace(gradients, virtual_shards=virtual_shards)
+    atexit.register(lambda: loop.end_if_forgotten() if os.getpid() == process else None)
+    return Run(loop)
 
 
 def _require_numbers(**given: int | None) -> None:
@@ -168,10 +166,9 @@ def join_job(
         measures: Speeds that the log shows. None: steps and samples.
         options: log_every, threads, log_level and device.
     """
-    return _joined(
-        LoopSettings(name, digest, seed, snapshots, **options), folder, gradients, shard=shard, is_job=True,
-        compare_replicas=compare_replicas, measures=measures,
-    )  # fmt: skip
+    settings = LoopSettings(name, digest, seed, snapshots, **options)
+    of_loop = {"compare_replicas": compare_replicas, "measures": measures}
+    return Run(_joined(settings, folder, gradients, shard=shard, is_job=True, **of_loop))
 
 
 def _joined(
@@ -182,7 +179,7 @@ def _joined(
     shard: int | str | Sharding | None = None,
     is_job: bool = False,
     **options: Any,
-) -> Run:
+) -> TrainingLoop:
     """Join the process group; the settings of a script's job file take precedence over its *own*."""
     if shard is not None and gradients is None:
         raise StateError(
@@ -200,13 +197,11 @@ def _joined(
     if gradients is not None and gradients.virtual_shards is not None and chosen.threads is None:
         chosen = replace(chosen, threads=1)  # sums inside an operation depend on the number of threads
     place = Path(folder) if folder is not None else Path("runs") / chosen.job / "by-hand"
-    worker = _member(chosen, place, is_job=is_job)
-    if shard is not None:
-        _share(worker, shard, is_job=is_job)
+    worker = _member(chosen, place, shard, is_job=is_job)
     worker.is_exact = gradients is not None and gradients.virtual_shards is not None
     refuse_draws(worker.device)
     script = None if is_job else ScriptChecks(worker, gradients, chosen.snapshots.ignore)
-    return Run(
+    return TrainingLoop(
         worker, chosen.snapshots, gradients=gradients, log_every=chosen.log_every, script=script, **options
     )
 
@@ -221,10 +216,10 @@ def _require_first_call() -> None:
     _has_joined = True
 
 
-def _member(chosen: LoopSettings, place: Path, *, is_job: bool) -> Worker:
-    """Join the process group; return this worker. An error ends the process if it runs a script."""
+def _member(chosen: LoopSettings, place: Path, shard: int | str | Sharding | None, *, is_job: bool) -> Worker:
+    """Join the process group; return this worker, with how it shares the model. An error ends the process if it runs a script."""
     try:
-        return life.join(
+        worker = life.join(
             chosen.job,
             chosen.digest,
             place,
@@ -235,6 +230,11 @@ def _member(chosen: LoopSettings, place: Path, *, is_job: bool) -> Worker:
             log_level=chosen.log_level,
             shows_log=is_job,
         )
+        if shard is not None:
+            worker.sharding = shard if isinstance(shard, Sharding) else Sharding(shard)  # type: ignore[arg-type]  # looked at next
+            worker.layout = layout_of(
+                worker.world_size, worker.rank, worker.sharding.shard, worker.local_world_size
+            )
     except stopping.Leaving:  # asked to exit before all ranks had met
         if is_job:
             raise
@@ -243,19 +243,7 @@ def _member(chosen: LoopSettings, place: Path, *, is_job: bool) -> Worker:
         if is_job:
             raise
         life.end_by(error)
-
-
-def _share(worker: Worker, shard: int | str | Sharding, *, is_job: bool) -> None:
-    """Note how workers share the model. An error ends the process if it runs a script."""
-    worker.sharding = shard if isinstance(shard, Sharding) else Sharding(shard)  # type: ignore[arg-type]  # looked at next
-    try:
-        worker.layout = layout_of(
-            worker.world_size, worker.rank, worker.sharding.shard, worker.local_world_size
-        )
-    except StateError as error:
-        if is_job:
-            raise
-        life.end_by(error)
+    return worker
 
 
 def _report_what_ends_the_script() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 from collections.abc import Iterable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -177,21 +176,6 @@ def bare(model: nn.Module) -> nn.Module:
         model = inside
 
 
-def is_wrapped(model: nn.Module) -> bool:
-    """Return True if the script has wrapped *model* in DistributedDataParallel itself; slow: looks at every object of the process."""
-    return any(bare(wrapper) is model or model in wrapper.modules() for wrapper in _wrappers())
-
-
-def wrapped_parameters() -> set[int]:
-    """Return `id` of the parameters whose gradients DistributedDataParallel exchanges; as slow as `is_wrapped`."""
-    return {id(parameter) for wrapper in _wrappers() for parameter in wrapper.parameters()}
-
-
-def _wrappers() -> list[DistributedDataParallel]:
-    # Not isinstance: it asks each object for its class, and torch's deprecated ones warn then.
-    return [each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel)]
-
-
 def parts_of(objects: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of `State` for *objects*, which are known by their classes, whatever their names are.
 
@@ -261,13 +245,7 @@ def parts_by_name(objects: Mapping[str, Any]) -> dict[str, Any]:
 
 def values_of(state: State) -> KeptValues:
     """Return the plain values that *state* holds, for the script to read and write."""
-    return KeptValues(
-        {
-            name.removeprefix(_INCLUDED): value
-            for name, value in state.objects.items()
-            if isinstance(value, Value)
-        }
-    )
+    return KeptValues({name: value for name, value in _included(state).items() if isinstance(value, Value)})
 
 
 def _plain_wrapped(objects: Mapping[str, Any]) -> dict[str, Any]:
@@ -276,17 +254,26 @@ def _plain_wrapped(objects: Mapping[str, Any]) -> dict[str, Any]:
 
 def own_objects(state: State) -> list[str]:
     """Return the names of the script's own objects that are kept, a loader's for instance; plain values left out."""
-    return [
-        name.removeprefix(_INCLUDED)
-        for name, value in state.objects.items()
-        if name.startswith(_INCLUDED) and not isinstance(value, Value)
-    ]
+    return [name for name, value in _included(state).items() if not isinstance(value, Value)]
+
+
+def holds_more(state: State) -> bool:
+    """Return True if more is kept than models, optimizers, schedules and scalers: values, generators, a loader."""
+    return any(not isinstance(value, nn.Module | LRScheduler) for value in _included(state).values())
 
 
 def has_loader(state: State) -> bool:
     """Return True if one of `own_objects` can be iterated over, so that its state may be a place in the data."""
-    objects = [state.objects[f"{_INCLUDED}{name}"] for name in own_objects(state)]
-    return any(hasattr(value, "__iter__") and not isinstance(value, nn.Module) for value in objects)
+    values = _included(state).values()
+    return any(hasattr(value, "__iter__") and not isinstance(value, nn.Module) for value in values)
+
+
+def _included(state: State) -> dict[str, Any]:
+    return {
+        name.removeprefix(_INCLUDED): value
+        for name, value in state.objects.items()
+        if name.startswith(_INCLUDED)
+    }
 
 
 def inside(value: Any) -> Any:
@@ -366,7 +353,7 @@ def require_storable(name: str, value: Any) -> None:
 
 
 def _restored(live: Any, saved: Any, taken: dict[int, Tensor]) -> Any:
-    """Return *saved*, in the lists, dicts and tensors of *live* as far as there are any.
+    """Return *saved*, in the lists, dicts and tensors of *live*, those in tuples too, as far as there are any.
 
     Args:
         taken: Tensors by `id` of those of *live* that they were copied into: one that stands in two places holds one of them.
@@ -381,6 +368,9 @@ def _restored(live: Any, saved: Any, taken: dict[int, Tensor]) -> Any:
         same = [_restored(old, new, taken) for old, new in zip(live, saved, strict=False)]
         live[:] = [*same, *saved[len(same) :]]
         return live
+    if type(live) is tuple and type(saved) is tuple:
+        same = [_restored(old, new, taken) for old, new in zip(live, saved, strict=False)]
+        return (*same, *saved[len(same) :])
     if type(live) is dict and type(saved) is dict:
         items = {key: _restored(live.get(key), new, taken) for key, new in saved.items()}
         live.clear()

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from enum import IntEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 import torch.distributed as dist
@@ -25,7 +25,7 @@ from elasticflow.runtime.process import process_group, torch_private
 from elasticflow.runtime.process.sharded_tensors import sharded_modules
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator
 
     from torch import nn
 
@@ -33,19 +33,31 @@ if TYPE_CHECKING:
 
 
 class Call(IntEnum):
-    """A call that all ranks of a loop make together."""
+    """A call that all ranks of a loop make together.
 
-    FORWARD = 1
-    GRADIENTS = 2
-    STEP = 3
-    LEAVE = 4
-    BATCHES = 5
-    EVALUATE = 6
-    EPOCH = 7
-    PASS = 8
-    RETURN = 9
-    GATHER = 10
-    FINISH = 11
+    Attributes:
+        does: The call in words, for messages.
+    """
+
+    does: str
+
+    def __new__(cls, number: int, does: str) -> Self:
+        """Return the call."""
+        call = int.__new__(cls, number)
+        call._value_, call.does = number, does
+        return call
+
+    FORWARD = 1, "calls the sharded model"
+    GRADIENTS = 2, "calls run.gradients"
+    STEP = 3, "calls run.step"
+    LEAVE = 4, "leaves its loop"
+    BATCHES = 5, "calls run.batches"
+    EVALUATE = 6, "calls run.evaluate"
+    EPOCH = 7, "ends an epoch"
+    PASS = 8, "ends its pass"
+    RETURN = 9, "calls no further block"
+    GATHER = 10, "gathers a parameter, as by full_tensor"
+    FINISH = 11, "calls run.finish"
 
 
 _FIRST_BLOCK = 100  # behind the calls: the numbers of blocks
@@ -59,19 +71,6 @@ _EQUALLY_OFTEN = (
     "every rank calls the model equally often, and ends its loop after the same step: run.stop(reason), called by any rank, "
     "ends training on all, and a batch of share 0 is a batch, too"
 )
-_DOES = {
-    Call.FORWARD: "calls the sharded model",
-    Call.GRADIENTS: "calls run.gradients",
-    Call.STEP: "calls run.step",
-    Call.LEAVE: "leaves its loop",
-    Call.BATCHES: "calls run.batches",
-    Call.EVALUATE: "calls run.evaluate",
-    Call.EPOCH: "ends an epoch",
-    Call.PASS: "ends its pass",
-    Call.RETURN: "calls no further block",
-    Call.GATHER: "gathers a parameter, as by full_tensor",
-    Call.FINISH: "calls run.finish",
-}
 
 
 class Lockstep:
@@ -95,7 +94,8 @@ class Lockstep:
         for root in (module for module in modules if id(module) not in inner):
             root.register_forward_pre_hook(hook, prepend=True)
             root.register_forward_hook(torch.compiler.disable(self._after_forward))  # type: ignore[no-untyped-call]
-        self._names = _names_of(model, modules)
+        names = {id(module): name for name, module in model.named_modules()}
+        self._names = [names[id(module)] or "the model" for module in modules]
         for number, module in enumerate(modules):
             if id(module) in inner:
                 note = torch.compiler.disable(partial(self._before_block, number))  # type: ignore[no-untyped-call]
@@ -185,18 +185,17 @@ class Lockstep:
         return StateError(f"the ranks that share a model do not make the same call: {told}", _remedy(ranks))
 
     def _does(self, call: int) -> str:
-        return f"calls {self._names[call - _FIRST_BLOCK]}" if call >= _FIRST_BLOCK else _DOES[Call(call)]
+        return (
+            f"calls {self._names[call - _FIRST_BLOCK]}"
+            if call >= _FIRST_BLOCK
+            else next(each.does for each in Call if each == call)
+        )
 
 
 def _remedy(calls: Collection[int]) -> str:
     if any(call >= _FIRST_BLOCK for call in calls):
         return _SAME_BLOCKS
     return _ON_EVERY_RANK if Call.GATHER in calls else _EQUALLY_OFTEN
-
-
-def _names_of(model: nn.Module, modules: Sequence[nn.Module]) -> list[str]:
-    names = {id(module): name for name, module in model.named_modules()}
-    return [names[id(module)] or "the model" for module in modules]
 
 
 def _more(ranks: list[int]) -> str:

@@ -47,18 +47,10 @@ class Movers:
         self._model, self._optimizers = state.model, state.optimizers
         self._kept = {id(each) for optimizer in state.optimizers.values() for each in _with_inner(optimizer)}
         modules = [value for value in state.objects.values() if isinstance(value, nn.Module)]
-        self._trained = {id(p) for module in modules for p in module.parameters()}
-        self._trained |= {
-            id(p) for optimizer in state.optimizers.values() for p in parameters_of([optimizer])
-        }
-        names = {id(p): name for name, p in state.model.named_parameters()}
+        moved = {id(p) for p in parameters_of(state.optimizers.values())}
+        self._trained = moved | {id(p) for module in modules for p in module.parameters()}
         # The parameters live as long as the optimizers, so that an `id` stays theirs.
-        self._names = {
-            id(p): names[id(p)]
-            for optimizer in state.optimizers.values()
-            for p in parameters_of([optimizer])
-            if id(p) in names
-        }
+        self._names = {id(p): name for name, p in state.model.named_parameters() if id(p) in moved}
         self._shapes = [[p.shape for p in parameters_of([each])] for each in state.optimizers.values()]
         self._depth = 0
         self._has_moved = self._has_gradient = self._is_settled = False
@@ -91,14 +83,11 @@ class Movers:
             self._has_moved = True
             self._note_gradients(optimizer)
         elif not self._depth:
-            self._others.add(
-                _Other(
-                    f"{type(optimizer).__module__}.{type(optimizer).__qualname__}",
-                    any(id(p) in self._trained for p in parameters_of([optimizer])),
-                    bool(optimizer.state),
-                    [p.shape for p in parameters_of([optimizer])] in self._shapes,
-                )
-            )
+            kind, parameters = type(optimizer), list(parameters_of([optimizer]))
+            moves_model = any(id(p) in self._trained for p in parameters)
+            is_alike = [p.shape for p in parameters] in self._shapes
+            name = f"{kind.__module__}.{kind.__qualname__}"
+            self._others.add(_Other(name, moves_model, bool(optimizer.state), is_alike))
 
     def _note_gradients(self, optimizer: Optimizer) -> None:
         if not self._has_gradient:
@@ -143,8 +132,6 @@ def _with_inner(optimizer: Optimizer) -> Iterator[Optimizer]:
         if isinstance(value, Optimizer) and id(value) not in seen:
             seen.add(id(value))
             yield value
-            waiting.extend(vars(value).values())
-        elif isinstance(value, list | tuple):
-            waiting.extend(each for each in value if isinstance(each, Optimizer))
-        elif isinstance(value, Mapping):
-            waiting.extend(each for each in list(value.values()) if isinstance(each, Optimizer))
+            for held in vars(value).values():
+                several = held.values() if isinstance(held, Mapping) else held
+                waiting.extend([held] if not isinstance(held, Mapping | list | tuple) else list(several))

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import gc
 import weakref
-from contextlib import contextmanager
-from functools import partial
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.errors import StateError
-from elasticflow.runtime.loop import carried_gradients
+from elasticflow.runtime.loop.carried_gradients import CarriedGradients, GradientsOfRun
 from elasticflow.runtime.loop.kept import is_scaler
 from elasticflow.runtime.loop.movers import Movers
 from elasticflow.runtime.process.torch_private import has_gathered_gradients, version_of
@@ -21,9 +20,9 @@ from elasticflow.runtime.training.several_optimizers import parameters_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from torch import Tensor
-    from torch.optim import Optimizer
 
     from elasticflow.runtime.loop.batch import Batch
     from elasticflow.runtime.state.state import State
@@ -37,22 +36,22 @@ class Pass:
     Attributes:
         batch: The script's batch; None between two passes, and where it reads its data itself.
         is_left: The loop was left by break or by an exception.
+        has_moved: An optimizer moved since the last `settle`.
     """
 
     def __init__(self) -> None:
         self.batch: Batch | None = None
-        self.is_left = False
-        self._has_moved = self._has_settled = self._was_pending = self._has_gradients = False
-        # `id` of parameters with gradients of `Run.gradients` that no optimizer has used.
-        self._unused: set[int] = set()
-        self._carried: set[int] = set()  # those of them whose gradients are of a step that is over
-        self._own: carried_gradients.CarriedGradients | None = None
+        self.is_left = self.has_moved = False
+        self._has_settled = self._was_pending = self._has_gradients = False
+        self._carried: CarriedGradients | GradientsOfRun | None = None
         self._buffers: list[Tensor] = []
         self._parameters: Callable[[], Iterable[Tensor]] = tuple
         self._sharded_modules: Sequence[Any] = ()
         self._scalers: Sequence[Any] = ()
         self._movers: Movers | None = None
-        self._buffer_versions = self._scale_version = 0
+        self._scale_version = 0
+        # As the open pass began; None: none is open.
+        self._buffer_versions: int | None = None
 
     def watch(self, state: State, *, computes_gradients: bool = True) -> None:
         """Notice from now on when an optimizer moves, and when buffers of the model change.
@@ -65,10 +64,9 @@ class Pass:
         self._scalers = [each for each in state.objects.values() if is_scaler(each)]
         self._parameters = lambda: parameters_of(owners)
         self._sharded_modules = state.sharded_modules
-        for name, optimizer in state.optimizers.items():
-            optimizer.register_step_post_hook(partial(self._note_move, name))
-        if computes_gradients:
-            self._own = carried_gradients.CarriedGradients(state.optimizers)
+        for optimizer in owners:
+            optimizer.register_step_post_hook(self._note_move)
+        self._carried = (CarriedGradients if computes_gradients else GradientsOfRun)(state.optimizers)
         self._movers = Movers(state)
 
     def open(self, batch: Batch) -> None:
@@ -87,12 +85,14 @@ class Pass:
         Raises:
             StateError: an optimizer moved.
         """
-        if self._has_moved:
+        if self.has_moved:
             raise _moved_late(step)
 
     def close(self) -> Batch | None:
         """End the pass at `Run.step`; return its batch."""
         batch, self.batch = self.batch, None
+        # A script that reads its data itself may have begun the next pass whenever it calls.
+        self._buffer_versions = self._sum_of_versions() if batch is None else None
         return batch
 
     def require_kept(self) -> None:
@@ -110,24 +110,17 @@ class Pass:
         Args:
             is_pending: The step belongs to a pass that only accumulated gradients, and no optimizer has moved since.
         """
-        if not is_pending:
-            self._carried = set(self._unused)
-            if self._own is not None:
-                self._own.end_step()
-        self._has_moved, self._has_settled, self._was_pending = False, True, is_pending
+        if self._carried is not None and not is_pending:
+            self._carried.end_step()
+        self.has_moved, self._has_settled, self._was_pending = False, True, is_pending
         self._scale_version = self._version_of_scale()
-
-    @property
-    def has_moved(self) -> bool:
-        """True if an optimizer moved since the last `settle`."""
-        return self._has_moved
 
     def is_pending(self) -> bool:
         """Return True if this pass added to gradients that no optimizer has used yet.
 
         A pass that a GradScaler skipped, because of an overflow, is not pending: it lowers the scale instead of moving.
         """
-        if self._has_moved or self._version_of_scale() != self._scale_version:
+        if self.has_moved or self._version_of_scale() != self._scale_version:
             return False
         return any(parameter.grad is not None for parameter in self._parameters()) or any(
             map(has_gathered_gradients, self._sharded_modules)
@@ -136,18 +129,17 @@ class Pass:
     @property
     def holds_gradients(self) -> bool:
         """True if the last finished pass only accumulated gradients, and no optimizer has moved since."""
-        return self._was_pending and not self._has_moved
+        return self._was_pending and not self.has_moved
 
     @property
     def is_between_steps(self) -> bool:
         """True if the state is now that of whole steps, so that a snapshot may hold it, and a restart repeats the open pass, if any."""
-        has_changed = self.batch is not None and self._sum_of_versions() != self._buffer_versions
-        return not (self._has_moved or self._was_pending or has_changed)
+        return not (self.has_moved or self._was_pending or self._have_buffers_changed())
 
     @property
     def is_closed(self) -> bool:
         """True if no pass is under way, and no optimizer has moved since the last one, but for gradients that it had left."""
-        moved_late = self._has_moved and self._has_settled and not self._was_pending
+        moved_late = self.has_moved and self._has_settled and not self._was_pending
         return self.batch is None and not moved_late
 
     def require_closed(self, step: int) -> None:
@@ -165,8 +157,8 @@ class Pass:
             return
         if batch is None:
             raise _moved_late(step)
-        moved = "the optimizer moved" if self._has_moved else None
-        if moved is None and self._sum_of_versions() != self._buffer_versions:
+        moved = "the optimizer moved" if self.has_moved else None
+        if moved is None and self._have_buffers_changed():
             moved = "the model's buffers changed, as BatchNorm's do in a forward pass"
         if moved is not None:
             raise StateError(
@@ -189,34 +181,15 @@ class Pass:
             )
         self._has_gradients = True
 
-    @contextmanager
-    def adding_gradients(self) -> Iterator[None]:
-        """Within, `Run.gradients` makes gradients: they are added to those that no optimizer has used yet, as a backward does.
+    def adding_gradients(self) -> AbstractContextManager[None]:
+        """Return the context in which `Run.gradients` makes gradients; see `GradientsOfRun.adding`."""
+        return self._carried.adding() if isinstance(self._carried, GradientsOfRun) else nullcontext()
 
-        The code within does not see the earlier ones: it overwrites gradients, or divides them by the number of its own items.
-        """
-        left = [
-            (p, p.grad.detach().clone())
-            for p in self._parameters()
-            if id(p) in self._unused and p.grad is not None
-        ]
-        if self._carried:
-            self._carried &= {id(parameter) for parameter, gradient in left if gradient.any()}
-        for parameter, _ in left:
-            parameter.grad = None
-        yield
-        for parameter, gradient in left:
-            parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)
-        self._unused = {id(p) for p in self._parameters() if p.grad is not None}
+    def _note_move(self, *_: object) -> None:
+        self.has_moved = True
 
-    def _note_move(self, name: str, optimizer: Optimizer, *_: object) -> None:
-        self._has_moved = True
-        if not self._unused:
-            return
-        moved = list(parameters_of([optimizer]))
-        if any(id(p) in self._carried and p.grad is not None and p.grad.any() for p in moved):
-            raise carried_gradients.refusal(name)
-        self._unused -= {id(p) for p in moved}
+    def _have_buffers_changed(self) -> bool:
+        return self._buffer_versions is not None and self._sum_of_versions() != self._buffer_versions
 
     def _sum_of_versions(self) -> int:
         return sum(map(version_of, self._buffers))

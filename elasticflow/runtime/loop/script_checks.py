@@ -42,16 +42,22 @@ class ScriptChecks:
         worker.vote.may_skip = False
         self._has_looked_for_enumerate = False
 
-    def watch(self, state: State, snapshots: Snapshots, passed: Mapping[str, Any], caller: FrameType) -> None:
-        """Look from now on at the state in variables of *caller*, which has given *passed* to `Run.keep`."""
-        snapshots.unsaved.add(ScriptState(state, caller, passed, self._ignored, self._tell_of_left_out))
-
-    def resume(self, snapshots: Snapshots, schedule: LoopSchedule) -> None:
+    def begin(
+        self,
+        state: State,
+        snapshots: Snapshots,
+        schedule: LoopSchedule,
+        passed: Mapping[str, Any],
+        caller: FrameType,
+    ) -> None:
         """Take up where the snapshot that was restored ended, if there is one. Collective: every rank.
+
+        From now on look at the state in variables of *caller*, which has given *passed* to `Run.keep`.
 
         Raises:
             LoopDriftError: an argument of `join` differs from what the snapshot was taken with.
         """
+        snapshots.unsaved.add(ScriptState(state, caller, passed, self._ignored, self._tell_of_left_out))
         worker, settings = self._worker, drift.of_join(self._worker, self._gradients)
         snapshots.describe_loop(settings)
         if snapshots.restored is None:

@@ -145,8 +145,6 @@ class Scalars:
 
     def numbers(self, part: int) -> list[float | Tensor]:
         """Return the numbers of *part* that travel: sum and weight of each name that has a place."""
-        if not self._names:
-            return []
         sums = self._parts.get(part, {})
         return [number for name in self._names for number in sums.get(name, (0.0, 0.0))]
 

@@ -9,10 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
+from torch.nn import utils
+
 from elasticflow import events
 from elasticflow.errors import StopTraining
 from elasticflow.runtime.measuring.device_memory import UsageReader
-from elasticflow.runtime.measuring.gradient_norm import norm_of
 from elasticflow.runtime.measuring.own_time import own_time
 from elasticflow.runtime.measuring.speed import Measures, device_name
 from elasticflow.runtime.measuring.step_profiler import StepProfiler
@@ -202,7 +203,8 @@ class Worker:
     def log_grad_norm_of(self, model: nn.Module) -> None:
         """Put the norm of the gradients in *model* into the step's line; it is computed only if the step has a line."""
         if self.progress.is_next_logged:
-            self.progress.note_grad_norm(copy_to_host(norm_of(model.parameters())))
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            self.progress.note_grad_norm(copy_to_host(utils.get_total_norm(gradients)))
 
     def reseed(self) -> None:
         """Put every random generator into one state on all ranks; each factory begins in a state of its own."""

@@ -276,12 +276,15 @@ class Snapshots:
 
     def _freeze_again(self) -> list[str]:
         """Freeze and unfreeze parameters as they were in the snapshot; return a name for each change."""
-        if self._frozen is None:
-            return []
-        differing = {*self._frozen} ^ {*frozen(self._state.model)}
+        differing = self._frozen_otherwise()
         for name, parameter in self._state.model.named_parameters():
-            if name in differing:
+            if f"requires_grad of {name}" in differing:
                 parameter.requires_grad_(not parameter.requires_grad)
+        return differing
+
+    def _frozen_otherwise(self) -> list[str]:
+        """Return a name for each parameter that is frozen and was not in the snapshot, or the reverse."""
+        differing = set() if self._frozen is None else {*self._frozen} ^ {*frozen(self._state.model)}
         return [f"requires_grad of {name}" for name in sorted(differing)]
 
     def _set_modes_again(self) -> None:
@@ -296,8 +299,26 @@ class Snapshots:
             self._catalog.write_stop({"step": self._worker.progress.number, "reason": reason, "by_rank": 0})
 
     def remember_restored(self) -> None:
-        """Remember the restored state, for `put_back`. Every rank."""
+        """Remember the restored state, for `put_back`, and for the first move of an optimizer if `put_back` is not called. Every rank."""
         self._as_restored = None if self.restored is None else self._marks()
+        for optimizer in self._state.optimizers.values():
+            optimizer.register_step_pre_hook(self._require_as_restored)
+
+    def _require_as_restored(self, *_: object) -> None:
+        """Refuse the first move in a loop that begins by no call of the run, where nothing is put back, if the script changed the state."""
+        marks, self._as_restored = self._as_restored, None
+        if marks is None or self.restored is None:
+            return
+        captured = self._state.capture()
+        now = checksums.sums_of({key: captured.tensors[key] for key in captured.stepped})
+        names = [key for key, value in now.items() if marks[1].get(key, value) != value]
+        names += self._frozen_otherwise()
+        if names:
+            raise StateError(
+                f"{names[0]} is not as in snapshot {self.restored.name}, which run.keep has loaded: the script changed it before an "
+                "optimizer moved, and this loop has no call that puts it back",
+                "change it before run.keep, or only if run.position.step == 0; without a kept loader, for step in run.steps(...) puts it back",
+            )
 
     def _marks(self) -> tuple[dict[str, Any], dict[str, int]]:
         captured = self._state.capture()

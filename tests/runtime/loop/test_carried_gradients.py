@@ -162,8 +162,10 @@ def test_gradients_of_run_gradients_that_outlive_a_step(removes: bool) -> None:
             with loop.passes.adding_gradients():
                 loop.backward()
             loop.second.step()
+            loop.second.zero_grad()
             if number % 4 == 0:
                 loop.first.step()
+                loop.first.zero_grad()
             elif removes:
                 loop.first.zero_grad(set_to_none=number % 2 == 0)
             loop.end()
@@ -173,3 +175,34 @@ def test_gradients_of_run_gradients_that_outlive_a_step(removes: bool) -> None:
     else:
         with pytest.raises(StateError, match=rf"^optimizer.first {OF_AN_EARLIER_STEP}"):
             train()
+
+
+def without_zero_grad_of_run(loop: Loop) -> None:
+    """What the optimizers have used is still there."""
+    with loop.passes.adding_gradients():
+        loop.backward()
+    loop.first.step()
+    loop.second.step()
+
+
+def beside_a_backward(loop: Loop) -> None:
+    """A penalty has a backward of its own."""
+    loop.backward()
+    with loop.passes.adding_gradients():
+        loop.backward()
+
+
+@pytest.mark.parametrize("step", [without_zero_grad_of_run, beside_a_backward])
+def test_gradients_that_are_not_of_run_gradients_are_refused(step: Callable[[Loop], None]) -> None:
+    """They would be overwritten with virtual shards, and added to the step's without them."""
+    loop = Loop(computes_gradients=False)
+
+    def train() -> None:
+        for _ in range(2):
+            step(loop)
+            loop.end()
+
+    with pytest.raises(
+        StateError, match=r"^run.gradients found gradients in the parameters of optimizer.first"
+    ):
+        train()

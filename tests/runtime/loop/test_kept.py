@@ -258,14 +258,17 @@ def test_values_are_read_and_written_by_their_names() -> None:
 
 def test_a_list_a_dict_and_a_tensor_stay_the_scripts_own() -> None:
     """An average made by hand is a dict of tensors: the same tensors, with the snapshot's values."""
-    first = state_with(history=[1.0, 2.0], average={"w": torch.ones(2)}, counts=torch.arange(3))
+    first = state_with(
+        history=[1.0, 2.0], average={"w": torch.ones(2)}, counts=torch.arange(3), pair=(torch.ones(1), 2)
+    )
     history: list[float] = []
     average, counts = {"w": torch.zeros(2)}, torch.zeros(3, dtype=torch.int64)
-    weight = average["w"]
-    state_with(history=history, average=average, counts=counts).apply(*stored(first))
+    weight, pair = average["w"], (torch.zeros(1), 0)
+    state_with(history=history, average=average, counts=counts, pair=pair).apply(*stored(first))
     assert history == [1.0, 2.0]
     assert average["w"] is weight
     assert weight.tolist() == [1.0, 1.0]
+    assert pair[0].tolist() == [1.0]
     assert counts.tolist() == [0, 1, 2]
 
 

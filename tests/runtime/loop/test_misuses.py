@@ -408,6 +408,7 @@ for step in run.steps(15):
 assert run.is_finished
 run.finish()
 """
+STEPS_OF_RUN, COUNTED_STEPS = "for step in run.steps(15):", "while (step := run.position.step) < 15:"
 BEHIND_KEEP = """
 run, model, optimizer = begin()
 model.load_state_dict({'seen': torch.ones(SAMPLES)})
@@ -466,6 +467,28 @@ for low in loader:
     loss.backward()
     optimizer.step()
     run.step(loss=loss, samples=8)
+run.finish()
+"""
+FETCHING = EVALUATING.replace(
+    "for low in loader:", "while loader.at < 15:\n    low = loader.fetch()"
+).replace(
+    "    def __iter__(self):", "    def fetch(self):\n        return next(self.all())\n    def all(self):"
+)
+COUNTING = """
+import signal
+def loss_of(outputs, targets):
+    if START == 1 and run.position.step == 6:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return outputs.mean()
+run = ef.join(seed=7, every="4 steps", threads=1)
+model = run.wrap(Counter())
+optimizer = optimizer_of(model)
+run.keep(model=model, optimizer=optimizer, passes=0)
+for batch in run.batches(Numbers(), size=8, epochs=3):
+    run.kept["passes"] += 1
+    run.evaluate(Numbers(), loss=loss_of, size=8)
+    run.step(loss=learn(model, optimizer, batch))
+assert run.should_leave or run.kept["passes"] == 15
 run.finish()
 """
 DRAWING = """
@@ -546,6 +569,20 @@ COUNTED = [
         like=BEHIND_KEEP.replace("die()", "pass"),
     ),
     refused(
+        "weights loaded behind keep in a loop that counts its steps itself",
+        "model/seen is not as in snapshot",
+        BEHIND_KEEP.replace(STEPS_OF_RUN, COUNTED_STEPS).replace("model.seen.requires_grad_(False)", ""),
+        before=(KILLED,),
+    ),
+    refused(
+        "layers frozen behind keep, and trained later, in a loop that counts its steps itself",
+        "requires_grad of seen is not as in snapshot",
+        BEHIND_KEEP.replace(STEPS_OF_RUN, COUNTED_STEPS)
+        .replace("model.load_state_dict({'seen': torch.ones(SAMPLES)})", "")
+        .replace("loss.backward()", "loss.requires_grad and loss.backward()"),
+        before=(KILLED,),
+    ),
+    refused(
         "weights loaded behind keep, and a kept loader",
         "model/seen was changed between run.keep and the loop",
         STEPS_OF_LOADER,
@@ -556,6 +593,17 @@ COUNTED = [
         EVALUATING,
         before=(0,),
         like=EVALUATING.replace("START == 1", "False"),
+    ),
+    right(
+        "a request to exit while a pass evaluates, after a kept object that is no iterable has given its samples out",
+        FETCHING,
+        before=(0,),
+        like=EVALUATING.replace("START == 1", "False"),
+    ),
+    right(
+        "a request to exit while a pass evaluates, after a kept value has counted it",
+        COUNTING,
+        before=(0,),
     ),
     right(
         "draws of a loop that counts its steps itself, over a kill",
@@ -939,11 +987,95 @@ LEAVING = [
         loop_with("run.step(loss=loss)\n    run.batches(Numbers(30), size=8, epochs=1)"),
     ),
     refused(
+        "run.batches after run.steps",
+        "run.batches was called after 15 steps over data that the script reads itself",
+        NOISY_STEPS.replace("die()", "pass").replace(
+            "assert run.is_finished", "run.batches(Numbers(), size=8, epochs=1)"
+        ),
+    ),
+    right(
+        "run.batches after an epoch of the script's own data",
+        """
+        run, model, optimizer = begin()
+        for epoch in run.epochs(1):
+            for low in range(0, 40, 8):
+                optimizer.zero_grad()
+                loss = model(torch.arange(low, low + 8)).mean()
+                loss.backward()
+                optimizer.step()
+                run.step(loss=loss, samples=8)
+        for batch in run.batches(Numbers(), size=8, epochs=2):
+            run.step(loss=learn(model, optimizer, batch))
+        run.finish()
+        """,
+        like="""
+        run, model, optimizer = begin()
+        for epoch in run.epochs(1):
+            for low in range(0, 40, 8):
+                optimizer.zero_grad()
+                loss = model(torch.arange(low, low + 8)).mean()
+                loss.backward()
+                optimizer.step()
+                run.step(loss=loss, samples=8)
+        numbers = [batch.inputs for batch in run.batches(Numbers(), size=8, epochs=2) if not run.step(
+            loss=learn(model, optimizer, batch))]
+        assert sorted(torch.cat(numbers).tolist()) == sorted([*range(40)] * 2)
+        run.finish()
+        """,
+    ),
+    refused(
+        "run.finish in finally, and an error after the loop",
+        "no place to export to",
+        f"""
+try:
+    {textwrap.indent(PASSES, "    ").strip()}
+    raise ef.errors.StateError("no place to export to")
+finally:
+    run.finish()
+""",
+    ),
+    right(
+        "the whole run in an except",
+        f"""
+try:
+    import no_such_module
+except ImportError:
+    {textwrap.indent(WELL, "    ").strip()}
+""",
+    ),
+    *(
+        refused(
+            f"run.finish in finally, and an error in a loop over run.{loop.partition('(')[0]}",
+            "a broken sample",
+            f"""
+            run, model, optimizer = begin()
+            try:
+                for each in run.{loop}:
+                    raise ef.errors.StateError("a broken sample")
+            finally:
+                run.finish()
+            """,
+        )
+        for loop in ("batches(Numbers(), size=8, epochs=3)", "steps(15)")
+    ),
+    refused(
         "run.finish in the loop",
         "run.finish was called in the middle of the loop over run.batches, after step 1",
         loop_with("run.step(loss=loss)\n    run.finish()"),
     ),
     right("run.finish is forgotten", PASSES, says="finished after step 15"),
+    refused(
+        "run.finish is forgotten, and the last snapshot cannot be written",
+        "the last snapshot could not be written",
+        PASSES.replace("begin()", 'begin(every="1000 steps")')
+        + "open(os.environ['ELASTICFLOW_RUN_FOLDER'] + '/snapshots', 'w').close()\n",
+    ),
+    right(
+        "run.finish is forgotten behind run.steps",
+        NOISY_STEPS.replace("START == 1", "False").replace("* noise", "").replace("run.finish()", ""),
+        like=NOISY_STEPS.replace("die()", "pass").replace("* noise", ""),
+        says="finished after step 15",
+    ),
     right(
         "run.finish on rank 0 only",
         f"{PASSES}if run.is_main:\n    run.finish()\n",
@@ -1303,14 +1435,14 @@ BEFORE_LOOP = [
 IN_PASS = [
     (
         "a loss for each sample",
-        "run.step was given a Tensor of shape (8,) as loss",
+        "run.step was given float32 (8,) as loss",
         "run.step(loss=torch.zeros(8))",
     ),
-    ("a loss that is a text", "run.step was given '0.5' as loss", "run.step(loss='0.5')"),
-    ("a loss that is a list", "run.step was given a list as loss", "run.step(loss=[0.5])"),
+    ("a loss that is a text", "run.step was given str as loss", "run.step(loss='0.5')"),
+    ("a loss that is a list", "run.step was given list of 1: float, ... as loss", "run.step(loss=[0.5])"),
     (
         "a complex loss",
-        "run.step was given a Tensor of shape () as loss, which is not one real number",
+        "run.step was given complex64 () as loss, which is not one real number",
         "run.step(loss=torch.tensor(1j))",
     ),
     (
@@ -1321,12 +1453,12 @@ IN_PASS = [
     ("samples below 0", "run.step(samples=-8): must be a whole number from 0", "run.step(samples=-8)"),
     (
         "run.log of a text",
-        "run.log(phase=...) was given 'warm', which is not one number",
+        "run.log(phase=...) was given str, which is not one number",
         "run.log(phase='warm')",
     ),
     (
         "run.log of a vector",
-        "run.log(acc=...) was given a Tensor of shape (3,), which is not one number",
+        "run.log(acc=...) was given float32 (3,), which is not one number",
         "run.log(acc=torch.zeros(3))",
     ),
     (
@@ -1471,6 +1603,23 @@ SECOND_STARTS = [
         "another size",
         "size is 10, and was 8 when the snapshot was taken",
         resumed(batches="size=6 + 2 * START, epochs=3"),
+        before=(KILLED,),
+    ),
+    refused(
+        "another size, where run.batches stands before run.keep",
+        "size is 10, and was 8 when the snapshot was taken",
+        """
+        run = ef.join(seed=7, every="4 steps", threads=1)
+        batches = run.batches(Numbers(), size=6 + 2 * START, epochs=3)
+        model = run.wrap(Counter())
+        optimizer = optimizer_of(model)
+        run.keep(model=model, optimizer=optimizer)
+        for batch in batches:
+            run.step(loss=learn(model, optimizer, batch))
+            if START == 1 and batch.end.step == 6:
+                die()
+        run.finish()
+        """,
         before=(KILLED,),
     ),
     refused(

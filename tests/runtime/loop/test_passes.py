@@ -27,7 +27,7 @@ def test_gradients_wait_for_the_optimizer_of_their_parameters() -> None:
     one, other = (next(part.parameters()) for part in model)
     optimizers = {"one": SGD([one], lr=0.1), "other": SGD([other], lr=0.1)}
     passes = Pass()
-    passes.watch(State(**parts_of({"model": model, **optimizers})))
+    passes.watch(State(**parts_of({"model": model, **optimizers})), computes_gradients=False)
 
     def add(**gradients: float) -> dict[str, float | None]:
         with passes.adding_gradients():
@@ -43,6 +43,7 @@ def test_gradients_wait_for_the_optimizer_of_their_parameters() -> None:
     assert add(other=10.0) == {"one": 1.0, "other": 10.0}
     assert add(one=2.0, other=20.0) == {"one": 3.0, "other": 30.0}
     optimizers["one"].step()
+    optimizers["one"].zero_grad()
     assert add(one=4.0, other=40.0) == {"one": 4.0, "other": 70.0}
     optimizers["other"].zero_grad()
     assert add(other=80.0) == {"one": 4.0, "other": 80.0}
@@ -127,3 +128,15 @@ def test_a_state_of_whole_steps() -> None:
     passes.close()
     passes.settle(is_pending=passes.is_pending())
     assert passes.is_between_steps
+
+
+def test_a_pass_over_own_data_may_be_open_at_any_time() -> None:
+    """Nothing says that it has begun: a buffer that moved since the last step belongs to it."""
+    model = nn.BatchNorm1d(1)
+    passes = Pass()
+    passes.watch(State(**parts_of({"model": model, "optimizer": SGD(model.parameters(), lr=0.1)})))
+    passes.close()
+    passes.settle(is_pending=False)
+    assert passes.is_between_steps
+    model(torch.ones(2, 1))
+    assert not passes.is_between_steps

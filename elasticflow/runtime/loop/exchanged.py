@@ -1,0 +1,69 @@
+"""The gradients that ranks exchange: those of the models that DistributedDataParallel wraps, or that are sharded."""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING
+
+from torch.nn.parallel import DistributedDataParallel
+
+from elasticflow.runtime.loop.kept import bare
+from elasticflow.runtime.process.sharded_tensors import is_over_all_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
+
+    from torch import nn
+
+    from elasticflow.runtime.state.state import State
+
+
+def not_exchanged(state: State, wrapped: AbstractSet[int], *, is_first: bool) -> str | None:
+    """Return the gradients that ranks do not exchange, as a phrase; None: a wrapper of the script's exchanges all.
+
+    Args:
+        wrapped: `id` of the parameters that were trained when `Run.wrap` was called.
+        is_first: This is the first step of this start.
+    """
+    trained = {name: p for name, p in state.model.named_parameters() if p.requires_grad}
+    if state.is_sharded:
+        is_exchanged = all(is_over_all_ranks(p) for p in trained.values())
+        return (
+            None if is_exchanged or not is_first else "nothing exchanged their gradients between the replicas"
+        )
+    left_out = [name for name, parameter in trained.items() if id(parameter) not in wrapped]
+    if left_out and len(left_out) < len(trained):
+        return f"{left_out[0]} was frozen when run.wrap was called, so its gradients are not exchanged"
+    if left_out and not _is_wrapped(state.model):
+        return "nothing exchanged their gradients"
+    frozen = [
+        name
+        for name, parameter in state.model.named_parameters()
+        if id(parameter) in wrapped and not parameter.requires_grad
+    ]
+    if frozen:
+        return (
+            f"{frozen[0]} was frozen after run.wrap was called, and DistributedDataParallel exchanges no gradient before it has "
+            "that parameter's; run.wrap(model, find_unused_parameters=True) does without, also if the parameter is trained later"
+        )
+    if not is_first:
+        return None  # models that are wrapped have differed after an earlier step of this start, too
+    return (
+        "their gradients were not exchanged though the model is wrapped: the loop calls the bare model, "
+        "or not every rank began with the same parameters"
+    )
+
+
+def _is_wrapped(model: nn.Module) -> bool:
+    """Return True if the script has wrapped *model* in DistributedDataParallel itself; slow: looks at every object of the process."""
+    return any(bare(wrapper) is model or model in wrapper.modules() for wrapper in _wrappers())
+
+
+def wrapped_parameters() -> set[int]:
+    """Return `id` of the parameters whose gradients DistributedDataParallel exchanges; slow: looks at every object of the process."""
+    return {id(parameter) for wrapper in _wrappers() for parameter in wrapper.parameters()}
+
+
+def _wrappers() -> list[DistributedDataParallel]:
+    # Not isinstance: it asks each object for its class, and torch's deprecated ones warn then.
+    return [each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel)]

@@ -1,0 +1,721 @@
+"""The order of work in a training loop that the script writes: as a loop begins, after each step, as a pass or an epoch ends, at the end."""
+
+from __future__ import annotations
+
+import atexit
+import math
+import os
+import sys
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from elasticflow import events
+from elasticflow.errors import SnapshotError, StateError
+from elasticflow.runtime import worker as life
+from elasticflow.runtime.data.dataset import OpenedDataset
+from elasticflow.runtime.evaluation import several
+from elasticflow.runtime.loop import drift, kept
+from elasticflow.runtime.loop.ballot import Ballot, is_fixed, require_loss
+from elasticflow.runtime.loop.exchanged import not_exchanged
+from elasticflow.runtime.loop.gradients import LoopStep
+from elasticflow.runtime.loop.lockstep import Call, Lockstep
+from elasticflow.runtime.loop.loop_schedule import (
+    LoopSchedule,
+    after_own_epoch,
+    after_own_step,
+    next_stage,
+    stage_of,
+    within,
+)
+from elasticflow.runtime.loop.own_data import OwnData
+from elasticflow.runtime.loop.passes import MISSING, Batches, Pass
+from elasticflow.runtime.loop.script_checks import OWN_LOOP_OVER
+from elasticflow.runtime.loop.source import Source
+from elasticflow.runtime.loop.stages import Stages
+from elasticflow.runtime.process.sharded_tensors import box_of, require_no_hooks, sharded_modules
+from elasticflow.runtime.process.stopping import Leaving, Stopped
+from elasticflow.runtime.snapshot.restore import candidates
+from elasticflow.runtime.snapshot.snapshots import Snapshots
+from elasticflow.runtime.state.state import State
+from elasticflow.runtime.training import several_optimizers
+from elasticflow.runtime.training.shard_model import require_made_after
+from elasticflow.snapshots.store.catalog import Catalog
+from elasticflow.system import fault_injection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from types import FrameType
+
+    from elasticflow.protocol.snapshot_settings import SnapshotSettings
+    from elasticflow.runtime.data.order.order import Order
+    from elasticflow.runtime.loop.batch import Batch
+    from elasticflow.runtime.loop.gradients import Gradients
+    from elasticflow.runtime.loop.hooks import Hooks
+    from elasticflow.runtime.loop.script_checks import ScriptChecks
+    from elasticflow.runtime.measuring.speed import Measures
+    from elasticflow.runtime.process.context import Worker
+    from elasticflow.runtime.process.learning_rates import AnyOptimizers
+    from elasticflow.runtime.process.position import Position
+    from elasticflow.runtime.process.step_log import LateNumber
+    from elasticflow.runtime.training.evaluation import Evaluation
+
+
+# A rank that ends without `finish` waits so long for the others, to name what they do.
+_GOODBYE_S = 10.0
+
+
+@contextmanager
+def _ends_here_if_asked(worker: Worker) -> Iterator[None]:
+    """End this process if it is asked to exit before it has trained: nothing is lost."""
+    try:
+        yield
+    except Leaving:
+        life.leave_untrained(worker)
+
+
+class TrainingLoop:
+    """Does the work of the calls of `Run`, in one order on all ranks. Every rank has one.
+
+    Args:
+        gradients: Options given to `join`. None: the script exchanges gradients itself.
+        script: Checks of the script. None: the loop is that of a train.py that the compiler wrote.
+        compare_replicas: As for `join_job`, and so are *log_every* and *measures*.
+
+    Attributes:
+        position: Position after the last finished step.
+        ballot: Tells the other ranks of this rank's steps, and of a request to end.
+        stages: Loops that the script has begun.
+        gradients: As above.
+        hooks: Hooks of the job; None: it has none.
+        wrapped: `id` of the parameters that were trained when `Run.wrap` was called.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        policy: SnapshotSettings,
+        *,
+        gradients: Gradients | None,
+        log_every: int,
+        compare_replicas: str | None = None,
+        measures: Measures | None = None,
+        script: ScriptChecks | None = None,
+    ) -> None:
+        self._policy, self.gradients, self._script = policy, gradients, script
+        self._compare_every, self._log_every, self._measures = compare_replicas, log_every, measures
+        self.ballot, self._pass, self.stages = Ballot(worker), Pass(), Stages()
+        self._own_data = OwnData(worker, self._tell)
+        self.worker, self.schedule = worker, LoopSchedule()
+        self.position: Position = self.schedule.start
+        self._optimizers: AnyOptimizers = ()
+        self.hooks: Hooks | None = None
+        self._kept: tuple[Snapshots, State] | None = None
+        self._source: Source | None = None
+        self._known_source: Source | None = None  # `batches` was called before `keep`
+        self._step: LoopStep | None = None
+        self._lockstep: Lockstep | None = None
+        self.wrapped: set[int] = set()
+        self._is_training = self._is_over = self._counts_on_snapshot = False
+        # The code behind `step` in this pass belongs to the step: what is due is taken before the next pass.
+        self._is_owing = self._is_in_steps = self._are_steps_over = False
+        self._began_after = 0  # step
+        self._handled = sys.exception()  # the whole run may be in an `except` of the script's
+        self._quiet_steps = 0  # after which nothing is due but their line: see `_step_quietly`
+
+    @property
+    def is_finished(self) -> bool:
+        """True if training has ended, and not only this launch; see `Run.is_finished`."""
+        stopped = self.worker.stopped
+        if stopped is not None or self.worker.should_leave:
+            return self.schedule.is_end(self.position) or (stopped is not None and stopped.is_end)
+        return self.schedule.is_end(self.position) or self._pass.is_left or self._are_steps_over
+
+    def keep(self, objects: Mapping[str, Any], caller: FrameType) -> None:
+        """Include *objects* in snapshots, and load the newest one; see `Run.keep`. Collective: every rank.
+
+        Args:
+            caller: The function that calls, whose variables are searched for state that is not kept.
+        """
+        if self._kept is not None:
+            raise StateError("run.keep was called a second time", "name everything in one call")
+        worker = self.worker
+        parts = kept.parts_by_name(objects) if self._script is None else kept.parts_of(objects)
+        if worker.layout.degree > 1 and not sharded_modules(parts["model"]):
+            raise StateError(
+                f"join(shard={worker.layout.degree}) was called, and the model is not sharded",
+                "run.wrap(model) before the optimizer is made, and before run.keep",
+            )
+        given = several_optimizers.optimizers(parts.get("optimizers") or parts.get("optimizer"))
+        require_made_after(parts["model"], given.values())
+        for name, parameter in parts["model"].named_parameters():
+            # Before the first step: rows are all that a snapshot can hold.
+            if box_of(parameter, f"model.{name}") is not None:
+                require_no_hooks(parameter, f"model.{name}")
+        self._step = LoopStep(
+            worker, self.gradients, parts, None if self._source is None else self._source.virtual_shards
+        )
+        state = State(**parts)
+        self._lockstep = Lockstep.of(worker, state.model)
+        self._optimizers = state.optimizers
+        if self._script is None:  # whose log names the rates as its one optimizer, or several, have them
+            self._optimizers = parts["optimizers"] if "optimizers" in parts else parts["optimizer"]
+        note_rates, optimizers = worker.progress.note_rates, self._optimizers
+        for optimizer in state.optimizers.values():
+            # A schedule sets the rates of the next step before `step` is called.
+            optimizer.register_step_post_hook(lambda *_: note_rates(optimizers))
+        data = None if self._source is None else self._source.opened
+        snapshots = Snapshots(
+            worker, state, self._step, self.schedule, data, self._policy, self._compare_every,
+            not_exchanged=self._not_exchanged,
+        )  # fmt: skip
+        self._kept = snapshots, state
+        self._known_source = self._source
+        with _ends_here_if_asked(worker):
+            self.position = snapshots.restore()
+        if self._counts_on_snapshot and snapshots.restored is None:
+            raise SnapshotError(
+                "the model was built without initial values, since the store listed a snapshot, and none of those listed can be read",
+                "start again: damaged snapshots were set aside, so that the run begins with initial values",
+            )
+        if self._script is not None:
+            self._own_data.note_seeds()
+            self._pass.watch(state, computes_gradients=self.gradients is None)
+            self._script.begin(state, snapshots, self.schedule, objects, caller)
+            if snapshots.restored is not None:
+                stands = "had finished" if self.is_finished else "continues"
+                self._tell(
+                    f"{stands} after step {self.position.step}, from snapshot {snapshots.restored.name}"
+                )
+        worker.phase("build")
+
+    def finds_snapshot(self) -> bool:
+        """Return whether the store lists a snapshot, which `keep` will load; see `Run.finds_snapshot`. Collective: every rank."""
+        catalog = Catalog.of_run(self._policy, self.worker.run_folder, self.worker.run_id)
+        self._counts_on_snapshot = bool(candidates(self.worker, catalog))
+        return self._counts_on_snapshot
+
+    def kept(self, caller: str) -> tuple[Snapshots, State]:
+        """Return the snapshots and what they hold; raises StateError if `Run.keep` was not called before `Run.` *caller*."""
+        if self._kept is None:
+            raise StateError(
+                f"run.{caller} was called before run.keep",
+                "run.keep(model=model, optimizer=optimizer) says what a run continues with",
+            )
+        return self._kept
+
+    def epochs(self, number: int) -> Iterator[int]:
+        """Yield the number of each remaining epoch; see `Run.epochs`."""
+        snapshots, _ = self.kept("epochs")
+        stage = self.stages.begin_epochs(number)
+        if stage == stage_of(self.position):
+            snapshots.put_back(is_last=self.position.is_epoch_end)
+        try:
+            while not self.worker.should_leave:
+                done = within(self.position).epoch if stage == stage_of(self.position) else 0
+                if stage < stage_of(self.position) or done >= number:
+                    break
+                self.stages.begin_epoch(self.position)
+                self._seed_first_pass(snapshots)
+                yield done
+                self._end_epoch(snapshots)
+        except GeneratorExit:
+            self._pass.is_left = True
+            raise
+        finally:
+            self.stages.end_epochs()
+        if stage == stage_of(self.position) and self.schedule.steps is None:
+            self.schedule.epochs = number
+
+    def steps(self, number: int) -> Iterator[int]:
+        """Yield the number of each remaining step; see `Run.steps`."""
+        snapshots, state = self.kept("steps")
+        if not self._is_training:
+            reads_on = kept.has_loader(state)
+            snapshots.put_back(is_last=self.position.step < number, reads_on=reads_on)
+        self._seed_first_pass(snapshots)
+        self._is_in_steps, self._are_steps_over = True, False
+        try:
+            while not self.worker.should_leave and self.position.step < number:
+                before = self.position.step
+                yield before
+                if self.schedule.steps is not None:
+                    raise StateError(
+                        "run.batches was called inside of run.steps, which is for data that the script reads itself",
+                        f"for batch in run.batches(dataset, size=256, steps={number})",
+                    )
+                if self.position.step == before:
+                    raise StateError(f"run.step was not called in step {before + 1}", MISSING)
+                self._take_owed()
+            self._are_steps_over = not self.worker.should_leave
+        finally:
+            self._is_in_steps = False
+
+    def _seed_first_pass(self, snapshots: Snapshots) -> None:
+        """Seed the generators before a loop's first pass if the script reads its own data: a restart repeats the draws."""
+        of_batches = any(map(drift.is_of_batches, snapshots.loop or {}))
+        is_own = self.schedule.steps is None and self.gradients is None and not of_batches
+        if self.position.step > 0 and is_own:
+            self._own_data.seed(self.position.step)
+
+    def batches(
+        self,
+        dataset: Any,
+        given: Mapping[str, Any],
+        options: dict[str, Any],
+        *,
+        micro_batch_size: int | None,
+        order: Order | None,
+        caller: FrameType,
+    ) -> Batches:
+        """Return this rank's part of each global batch that is left; see `Run.batches`. Collective: every rank.
+
+        Args:
+            given: Arguments that count for the trajectory: size, epochs, steps, tail and shards.
+            options: `num_workers` and `collate`.
+            caller: Is at the line of the script that calls.
+        """
+        of_loader = {"num_workers": options["num_workers"], "micro_batch_size": micro_batch_size}
+        self.stages.require_arguments(dataset, {**given, **of_loader})
+        in_epochs = self.stages.epochs
+        arguments = given if in_epochs is None else {**given, "epochs": in_epochs.number}
+        if self._is_training and self.worker.should_leave:
+            return Batches(lambda: iter(()))
+        settings = drift.of_batches(**arguments)
+        self._meet(Call.BATCHES)
+        with _ends_here_if_asked(self.worker):
+            source = self.stages.source_again(dataset, arguments)
+            if source is None:
+                drift.require_same_on_ranks(self.worker, {"job.seed": self.worker.seed, **settings})
+                source = Source(
+                    self.worker, dataset, self.gradients, options,
+                    micro_batch_size=micro_batch_size, order=order, stage=self.stages.stage_of_call(), **arguments,
+                )  # fmt: skip
+                self.stages.require_new(source, caller)
+            self._source = source
+            if self._kept is None:
+                self.schedule.steps = source.schedule
+                return Batches(partial(self._loop, source, settings))
+            if not self._enter(source, settings):
+                return Batches(lambda: iter(()))
+        check = None if self._script is None else self._script.check_of_count()
+        return Batches(partial(self._loop, source, settings), check)
+
+    def _enter(self, source: Source, settings: Mapping[str, Any]) -> bool:
+        """Move to the stage of *source*; return False if the run is past that stage already. Collective: every rank."""
+        snapshots, _ = self.kept("batches")
+        now = stage_of(self.position)
+        if source.stage < now:
+            snapshots.require_past_data(source.stage, source.opened)
+            return False
+        if source.stage == now and self._is_training and self.schedule.steps is None:
+            raise StateError(
+                f"run.batches was called after {self.position.step} steps over data that the script reads itself, and would begin behind "
+                "as many samples",
+                "for epoch in run.epochs(1): around the loop over that data makes it a stage of its own",
+            )
+        if source.stage > now:
+            self._begin_stage(source.stage, snapshots)
+            self.position = self.position._replace(cursors=source.schedule.start.cursors)
+        elif snapshots.restored is None and not self._is_training:
+            self.position = source.schedule.start
+        is_known = self.schedule.steps is source.schedule
+        self.schedule.steps, self.schedule.epochs = source.schedule, None
+        if source is not self._known_source and not (is_known and self._is_training):
+            snapshots.use_data(source.opened)
+        if self._script is not None:
+            is_resumed = source.stage == now and not self._is_training
+            self._script.compare_batches(snapshots, settings, is_resumed=is_resumed)
+            if is_resumed and (self.stages.epochs is None or not self.position.is_epoch_end):
+                snapshots.put_back()
+        if not self._is_training:
+            self._begin()
+        elif source.stage > now and self.worker.rank == 0:
+            left = self.schedule.remaining(self.position)
+            steps = None if left is None else self.position.step + left
+            samples = self.schedule.samples
+            self.worker.event(events.STAGE_STARTED, stage=source.stage, steps=steps, samples=samples)
+        return True
+
+    def _begin_stage(self, stage: int, snapshots: Snapshots) -> None:
+        if not (self.schedule.is_end(self.position) or self._pass.is_left):
+            raise StateError(
+                f"run.batches was called again in the middle of a loop over batches, after step {self.position.step}",
+                "end that loop first: each run.batches is a stage of its own, and they come one after the other",
+            )
+        snapshots.begin_stage(stage_of(self.position))
+        self.position = next_stage(self.position, stage)
+        self._pass.is_left = self.schedule.has_ended = False
+
+    def _enter_own_data(self, snapshots: Snapshots, state: State) -> None:
+        """Begin the stage of data that the script reads itself, at its first step. Collective: every rank."""
+        epochs = self.stages.epochs
+        if epochs is not None and epochs.stage > stage_of(self.position):
+            self._begin_stage(epochs.stage, snapshots)
+        if epochs is not None:
+            self.schedule.steps, self.schedule.epochs = None, epochs.number
+        if self.schedule.has_ended:
+            self.schedule.has_ended = False
+            self._tell(
+                f"had finished after step {self.position.step}, and is trained on: the script's own loop continues"
+            )
+        if not self._is_training:
+            snapshots.use_data(OpenedDataset(None))
+            self._begin()
+            if self.position.step > 0:
+                self._own_data.note_resumed()
+            if self.worker.rank == 0:
+                self.worker.event(events.DATA_OWN, kept=kept.own_objects(state))
+
+    def _begin(self) -> None:
+        worker, snapshots, state = self.worker, *self.kept("step")
+        worker.start_training(
+            self.position, self.schedule, state.model, restored=snapshots.restored,
+            log_every=self._log_every, measures=self._measures,
+            keeps_modes=self._script is not None,  # which may have frozen a BatchNorm by its mode
+        )  # fmt: skip
+        if self.hooks is not None:
+            self.hooks.start(self.position)
+        if state.evaluation is not None:  # one may have been cut short when all ranks were asked to exit
+            state.evaluation.run_if_owed(self.position)
+        self._is_training, self._began_after = True, self.position.step
+
+    def _loop(self, source: Source, settings: Mapping[str, Any]) -> Iterator[Batch]:
+        self.kept("batches")
+        if not self._is_training:
+            with _ends_here_if_asked(self.worker):
+                if not self._enter(source, settings):
+                    return
+        try:
+            for part, batch in self.stages.reading(source, self.position):
+                self._pass.open(batch)
+                if part.model_keys and self._script is not None:
+                    self.worker.generators.seed_model(part.model_keys[0])
+                if self.gradients is None:  # the script's own exchange is not seen
+                    self.worker.vote.part = batch.samples / batch.total
+                    self.worker.vote.end_own_part()
+                yield batch
+                if self._is_over_after(part.end):
+                    break
+        except GeneratorExit:
+            self._pass.is_left = True
+            if self._lockstep is not None:
+                self._lockstep.note_left()
+            raise
+        self._meet(Call.LEAVE)
+
+    def _is_over_after(self, end: Position) -> bool:
+        """Return True if the loop over batches ends with the pass that ended at *end*; in the middle of an epoch, end the process."""
+        if self._pass.batch is not None:
+            raise StateError(f"run.step was not called in step {end.step}", MISSING)
+        self._take_owed()
+        if self.ballot.is_end_due:
+            self.ballot.agree_on_end()
+        is_in_epochs = self.stages.epochs is not None
+        if self.worker.should_leave and is_in_epochs and not end.is_epoch_end and not self.is_finished:
+            self._end()
+        return self.worker.should_leave or (is_in_epochs and end.is_epoch_end)
+
+    def make_gradients(self, fn: Callable[[Batch], Any], batch: Batch) -> float:
+        """Make the gradients of *batch*; return its mean loss. See `Run.gradients`. Collective: every rank."""
+        if self._step is None or self._source is None or batch.shards is None:
+            raise StateError(
+                "run.gradients needs virtual shards, by whose sums the bits are the same at any number of workers",
+                "elasticflow.join(virtual_shards=16): at least as many as there will ever be workers; "
+                "without them elasticflow.join(gradients=elasticflow.Gradients())",
+            )
+        self._meet(Call.GRADIENTS)
+        self._pass.note_gradients()
+        adding = self._pass.adding_gradients() if self._step.adds_up else nullcontext()
+        with adding, nullcontext() if self._lockstep is None else self._lockstep.off():
+            loss = self._step.forward_backward(fn, batch.shards, self._source.virtual_shards)
+        if self.worker.stopped is not None:  # raised in *fn*: this step changes nothing
+            self._end()
+        return loss
+
+    def step(self, loss: Any, samples: int | None) -> None:
+        """Finish a step; see `Run.step`. Collective: every rank."""
+        self._meet(Call.STEP)
+        if self._quiet_steps and self._step_quietly(loss, samples):
+            return
+        self._quiet_steps = 0
+        worker, snapshots, state = self.worker, *self.kept("step")
+        if self.schedule.steps is None and self._is_training and worker.should_leave:
+            self._end()  # the script continued: this pass is left out
+        require_loss(loss, samples)
+        batch = self._pass.close()
+        self._require_one_call(batch, samples)
+        # The code behind this call runs once: a restart does not repeat it.
+        worker.vote.may_cut_short &= not self._is_late(is_own=batch is None)
+        state.reshard()
+        self._pass.require_kept()
+        if batch is None:
+            self._enter_own_data(snapshots, state)
+        is_pending = self._pass.is_pending()
+        if self.gradients is not None and batch is not None:  # by which all have told each other everything
+            self._finish_step(batch.end, math.nan if loss is None else float(loss))
+        else:
+            self._tell_step(loss, batch, int(samples or 0), is_pending=is_pending)
+        self._pass.settle(is_pending=is_pending)
+        self._agree_on_end(batch)
+        if self.hooks is not None:
+            self.hooks.after_step(self.position)
+        if state.evaluation is not None:
+            state.evaluation.after_step(self.position)
+        if batch is None and self.gradients is None:
+            self._own_data.end_pass(loss, self.position.step)
+        if is_pending:
+            self.ballot.hold_back()
+        else:
+            self._snapshot_and_leave(snapshots, state)
+            if batch is not None:
+                self._quiet_steps = self._quiet_steps_ahead(snapshots, state)
+
+    def _require_one_call(self, batch: Batch | None, samples: int | None) -> None:
+        if batch is not None:
+            return
+        if self.schedule.steps is not None and (self.stages.epochs is None or samples is None):
+            raise StateError("run.step was called twice in one pass through the loop", MISSING)
+        if samples is None:
+            raise StateError(
+                "run.step does not know how many samples this step had",
+                "run.step(loss=loss, samples=len(inputs)) where the script reads its data itself",
+            )
+
+    def _step_quietly(self, loss: Any, samples: int | None) -> bool:
+        """Finish a step if nothing but its log line is due after it; return False if more is due.
+
+        Code between two steps runs on cold caches, and costs several times what a tight loop would suggest. So a step at which
+        the ranks need not meet does not repeat the checks of the step before.
+        """
+        this = self._pass
+        batch = this.batch
+        if batch is None or batch.end.is_epoch_end or not this.has_moved:
+            return False
+        self._quiet_steps -= 1
+        require_loss(loss, samples)
+        this.close()
+        self.worker.vote.may_cut_short = self._script is None
+        this.require_kept()
+        mean, scalars = self.ballot.add(loss, batch.samples)
+        self.worker.progress.note_step(0, scalars)
+        self._finish_step(batch.end, mean)
+        this.settle(is_pending=False)
+        fault_injection.reach("training.step")
+        return True
+
+    def _quiet_steps_ahead(self, snapshots: Snapshots, state: State) -> int:
+        """Return the number of next steps that are quiet if an optimizer moves in each and none ends an epoch.
+
+        In all other steps `step` checks everything. The ranks meet at the same steps either way, so that a step may be quiet
+        on some ranks only.
+        """
+        is_busy = self.gradients is not None or self.hooks is not None or state.evaluation is not None
+        if is_busy or self._is_owing or self.worker.should_leave:
+            return 0
+        left = self.schedule.remaining(self.position)
+        most = min(self.ballot.room_after(self.position), 0 if left is None else left - 1)
+        return snapshots.idle_steps(self.position, most, self.schedule.global_batch_size)
+
+    def _tell_step(self, loss: Any, batch: Batch | None, samples: int, *, is_pending: bool) -> None:
+        """Report a step to the other ranks, if a meeting is due; the exchange of its gradients has not done so."""
+        worker, snapshots, _ = self.worker, *self.kept("step")
+        mean, scalars = self.ballot.add(loss, samples if batch is None else batch.samples)
+        worker.progress.note_step(0, scalars)
+        if batch is None:
+            self._finish_step(after_own_step(self.position, self.ballot.meet(is_pending=is_pending)), mean)
+            return
+        is_end, is_needed = self.schedule.is_end(batch.end), snapshots.is_due(batch.end)
+        self.ballot.meet_if_due(batch.end, is_end=is_end, is_needed=is_needed, is_pending=is_pending)
+        self._finish_step(batch.end, mean)
+
+    def _finish_step(self, position: Position, loss: float | LateNumber) -> None:
+        self.position = position
+        self.worker.log_step(position, loss, self._optimizers)
+
+    def _agree_on_end(self, batch: Batch | None) -> None:
+        """Learn whether some rank called `stop`, at the steps after which all ranks meet. Collective at these steps."""
+        is_at_once = batch is None or self.gradients is not None
+        is_now = is_at_once or is_fixed(self.position, is_end=self.schedule.is_end(self.position))
+        self.ballot.is_end_due |= self.worker.vote.end and is_now
+        if self.ballot.is_end_due:
+            self.ballot.agree_on_end()
+
+    def _snapshot_and_leave(self, snapshots: Snapshots, state: State) -> None:
+        worker, epochs = self.worker, self.stages.epochs
+        is_own = self.schedule.steps is None
+        is_epoch_end = epochs is not None and not is_own and self.position.is_epoch_end
+        # A restart begins the epoch again where the script reads its data itself, by a loader without a state.
+        waits = is_epoch_end or (is_own and epochs is not None and not kept.has_loader(state))
+        is_late = not waits and self._is_late(is_own=is_own)
+        is_wanted = snapshots.after_step(self.position, takes=not (waits or is_late))
+        if waits and not is_own:
+            # The code after the epoch's batches runs first, evaluations included.
+            worker.vote.may_cut_short, self.stages.is_after_batches = False, True
+            return
+        self._is_owing = is_late and (is_wanted or worker.should_leave)
+        if not worker.should_leave:
+            return
+        if worker.stopped is not None and worker.stopped.is_end:
+            worker.vote.leave_wanted = False  # what follows the loop is not cut short
+        if not waits and not is_late:
+            snapshots.finish(self.position)
+        if is_own and epochs is not None and not self.is_finished:
+            self._end(takes_snapshot=False)
+
+    def _may_be_ahead(self, state: State) -> bool:
+        """Return True if what the script keeps beside models may be ahead of the last step: a loader's place, a count of this pass."""
+        is_own = self.schedule.steps is None
+        may_be_in_pass = is_own or self._pass.batch is not None
+        return (is_own and self.stages.epochs is not None) or (may_be_in_pass and kept.holds_more(state))
+
+    def _is_late(self, *, is_own: bool) -> bool:
+        """Return True if the code behind `step` belongs to the step, since this object notices the end of the pass."""
+        return self._script is not None and (not is_own or self._is_in_steps)
+
+    def _take_owed(self) -> None:
+        """Take the snapshot that was due after the last step, now that the pass is over. Collective: every rank."""
+        self._pass.require_still(self.position.step)
+        self.worker.vote.may_cut_short = not self.stages.is_after_batches
+        if not self._is_owing:
+            return
+        self._meet(Call.PASS)
+        snapshots, _ = self.kept("step")
+        self._is_owing = False
+        if self.worker.should_leave:
+            snapshots.finish(self.position)
+        else:
+            snapshots.take_if_due(self.position)
+
+    def _end_epoch(self, snapshots: Snapshots) -> None:
+        """Do the work that is due once the code after an epoch's batches has run. Collective: every rank."""
+        self._meet(Call.EPOCH)
+        worker, stages = self.worker, self.stages
+        worker.vote.may_cut_short, stages.is_after_batches = True, False
+        if self.schedule.steps is None and stages.has_stepped(self.position):
+            self.position = after_own_epoch(self.position)
+            if not kept.has_loader(self.kept("epochs")[1]):
+                self._own_data.warn_of_workers()
+        if not worker.should_leave:
+            stages.require_whole_epoch(self.position)
+        self.ballot.agree_on_end()
+        if worker.should_leave and not self.position.is_epoch_end:
+            return
+        is_pending = self._pass.holds_gradients
+        if not is_pending:
+            snapshots.take_if_due(self.position)
+        self._pass.settle(is_pending=is_pending)
+        if worker.should_leave and not self.is_finished:
+            self._end()
+
+    def evaluate(self, name: str, make: Callable[[State], Evaluation]) -> dict[str, float]:
+        """Return what the evaluation that *make* returns has measured; see `Run.evaluate`. Collective: every rank."""
+        worker, _, state = self.worker, *self.kept("evaluate")
+        self._quiet_steps = 0
+        self._meet(Call.EVALUATE)
+        self.ballot.meet()
+        evaluation = make(state)
+        may_cut_short = worker.vote.may_cut_short
+        # Where it is cut short, a snapshot is taken.
+        worker.vote.may_cut_short &= self._pass.is_between_steps and not self._may_be_ahead(state)
+        measured = several.run_sets(worker, {name: evaluation}, self.position, ranked=None, stop_when=None)
+        worker.vote.may_cut_short = may_cut_short
+        self.ballot.is_end_due = True
+        if measured is None:
+            if not self.stages.is_after_batches:
+                self._pass.require_closed(self.position.step)
+            self._end(takes_snapshot=not self.stages.is_after_batches)
+        return {key.removeprefix(f"{name}."): value for key, value in measured.items()}
+
+    def finish(self) -> NoReturn:
+        """Take the last snapshot and end this process; see `Run.finish`. Collective: every rank."""
+        self.kept("finish")
+        if self._script is not None:
+            error = sys.exception()
+            if error is not None and error is not self._handled and not isinstance(error, StopIteration):
+                raise error  # as in `finally: run.finish()`, which would end the process without a word of it
+            self._close_loop()
+        elif not self.worker.should_leave:
+            self.schedule.has_ended = True
+        self._end()
+
+    def end_if_forgotten(self) -> None:
+        """Finish a run whose script has ended without `finish`, if its loop was over; otherwise report where the run stands."""
+        if self._is_over or not self._is_training:
+            return
+        try:
+            # Ranks that wait elsewhere notice that this process has ended.
+            with suppress(RuntimeError):
+                self._meet(Call.LEAVE, _GOODBYE_S)
+            is_over = self._are_steps_over or self.schedule.is_end(self.position)
+            if self._pass.is_closed and (self.worker.should_leave or is_over):
+                self._close_loop()  # as ranks that called `finish` do
+                self._end()
+        except Exception as error:  # noqa: BLE001  # Python would print it at this process's exit, and end by code 0
+            life.end_by(error)
+        self._tell(
+            f"the script ended after step {self.position.step} without run.finish(): the same command resumes from the newest snapshot"
+        )
+
+    def _close_loop(self) -> None:
+        """Agree with all ranks on how the loop ended, before the run says whether it is finished. Collective."""
+        worker = self.worker
+        self._meet(Call.LEAVE)
+        self._meet(Call.FINISH)
+        self._pass.require_closed(self.position.step)
+        self.ballot.meet()
+        steps = [int(text) for text in worker.gather_text(str(self.position.step))]
+        for rank, step in enumerate(steps):
+            if step != steps[0]:
+                raise StateError(
+                    f"rank {rank} left its loop after step {step}, and rank 0 after step {steps[0]}",
+                    "end the loop after the same step on every rank: run.stop(reason), called by any of them, does",
+                )
+        if not worker.should_leave:
+            self.ballot.agree_on_end()
+        if worker.should_leave or self.schedule.is_end(self.position):
+            return
+        if self._pass.is_left:
+            left = self.schedule.remaining(self.position)
+            of = "" if left is None else f" of {self.position.step + left}"
+            worker.stopped = Stopped(f"the script left its loop after step {self.position.step}{of}", 0)
+        elif self._source is not None:
+            raise StateError(
+                f"run.finish was called in the middle of the loop over run.batches, after step {self.position.step}",
+                "run.stop(reason) in the loop ends training early; a for loop may also be left by break",
+            )
+        else:
+            self.schedule.has_ended = True
+            if self._is_training:
+                snapshots, _ = self.kept("finish")
+                worker.moments.leave.append(partial(snapshots.record_end, OWN_LOOP_OVER))
+
+    def _meet(self, call: Call, limit_s: float | None = None) -> None:
+        if self._lockstep is not None:
+            self._lockstep.meet(call, limit_s)
+
+    def _end(self, *, takes_snapshot: bool = True) -> NoReturn:
+        self._is_over = True
+        worker, snapshots, state = self.worker, *self.kept("finish")
+        self.ballot.meet()
+        if takes_snapshot:
+            snapshots.finish(self.position)
+        why = "" if worker.stopped is None or not worker.stopped.is_end else f" ({worker.stopped.reason})"
+        place = self._policy.uri or os.path.relpath(worker.run_folder.path)
+        done = f"after step {self.position.step}{why}, snapshots in {place}"
+        text = f"finished {done}" if self.is_finished else f"leaves {done}: the same command resumes the run"
+        worker.moments.leave.append(lambda: self._tell(text))  # behind the last snapshot's commit
+        if self._script is not None:
+            worker.moments.leave.append(atexit._run_exitfuncs)  # noqa: SLF001  # wandb and others end there
+        life.leave(worker, self.position, self.schedule, state.evaluation)
+
+    def _tell(self, text: str) -> None:
+        if self._script is not None:
+            self._script.tell(text)
+
+    def _not_exchanged(self) -> str | None:
+        """Return the gradients that ranks do not exchange, as a phrase; None: this run, or a wrapper of the script's, exchanges all."""
+        if self.gradients is not None:
+            return None
+        _, state = self.kept("step")
+        return not_exchanged(state, self.wrapped, is_first=self.position.step <= self._began_after + 1)
