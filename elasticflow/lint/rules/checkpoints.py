@@ -175,12 +175,9 @@ def _is_run_by_all(script: Script, node: ast.AST, hops: int = 6) -> bool:
         if isinstance(whole, ast.With | ast.Match) and _is_odd(whole):
             return False
     function = script.function_of(node)
-    body = script.tree if function is None else function
-    exits = [
-        each for each in ast.walk(body) if isinstance(each, ast.If) and each.lineno < line and _leaves(each)
-    ]
-    if any(script.function_of(each) is function and may_choose_ranks(each.test) for each in exits):
-        return False
+    for each in script.nodes_of[function]:
+        if isinstance(each, ast.If) and each.lineno < line and may_choose_ranks(each.test) and _leaves(each):
+            return False
     if function is None:
         return True
     if function.decorator_list and not all(_is_plain_mark(mark) for mark in function.decorator_list):

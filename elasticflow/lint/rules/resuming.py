@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.jobfile.diagnostics import codes
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from elasticflow.lint.rules.finding import View
     from elasticflow.lint.script.options import Option
-    from elasticflow.python_source.script import Script
+    from elasticflow.python_source.script import Function, Script
 
 _SAVING = re.compile(r"save|checkpoint|ckpt|snapshot|dump|persist", re.IGNORECASE)
 _TRAINERS = ("lightning.Trainer", "lightning.pytorch.Trainer", "pytorch_lightning.Trainer")
@@ -140,16 +141,21 @@ def _guard_of(script: Script, options: Options, node: ast.AST, hops: int = 4) ->
 def _is_after_training(script: Script, node: ast.AST, hops: int = 4) -> bool:
     """Return whether a place comes after the training loop, where the best weights are loaded for a test."""
     function = script.function_of(node)
-    block = script.tree.body if function is None else function.body
-    loops = [
-        each for each in _flat(block) if isinstance(each, ast.For | ast.While) and _trains_in(script, each)
-    ]
-    if loops:
-        return getattr(node, "lineno", 0) > max(each.end_lineno or 0 for each in loops)
+    if end := _end_of_training(script, function):
+        return getattr(node, "lineno", 0) > end
     if function is None or not hops:
         return False
     calls = script.callers.get(function, [])
     return bool(calls) and all(_is_after_training(script, call, hops - 1) for call in calls)
+
+
+# A script may load at many places after one loop.
+@lru_cache(maxsize=256)
+def _end_of_training(script: Script, function: Function | None) -> int:
+    """Return the last line of the loops in a function, or in the module, that train; 0 if none does."""
+    block = script.tree.body if function is None else function.body
+    loops = (each for each in _flat(block) if isinstance(each, ast.For | ast.While))
+    return max((each.end_lineno or 0 for each in loops if _trains_in(script, each)), default=0)
 
 
 def _flat(block: list[ast.stmt]) -> Iterator[ast.stmt]:

@@ -424,6 +424,34 @@ def test_datasets_with_length_pass_whatever_they_inherit_from(said: Callable[...
     assert said(source, dataset="pkg.m:D") == [("EF206", "pkg.m:D has no __len__")]
 
 
+OWN_DATASET = "class Dataset:\n    classes = 3\n    def __len__(self): ...\n    def __getitem__(self, n): ...\n"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from pkg.own import Dataset\nclass D(Dataset): ...",
+        "from torch_geometric.data import Dataset\nclass D(Dataset):\n    def len(self): ...\n    def get(self, n): ...",
+        "import torch_geometric.data as g\nclass Data(g.Dataset): ...\ndef D(): return Data()",
+        "from pkg.own import listed\n@listed\ndef D():\n    yield 1",
+    ],
+)
+def test_a_base_is_torchs_dataset_only_by_its_module(said: Callable[..., Said], source: str) -> None:
+    """Classes of other libraries, and of the job, may be called Dataset, too; a decorator may make a list of a generator."""
+    source += "\nfrom torch import nn\nclass it(nn.Module):\n    def __init__(self, a): ..."
+    found = said(source, args='{ a = "${dataset.classes}" }', dataset="pkg.m:D", own=OWN_DATASET)
+    assert [each for each in found if each[0] not in {"EF209", "EF215"}] == []
+
+
+def test_a_star_import_binds_over_what_stands_above_it(said: Callable[..., Said]) -> None:
+    """As in Python, the statement that comes last wins, be it a definition or a star import."""
+    more = {"old": "def it(old): ...", "new": "def it(a): ..."}
+    for source in ("def it(old): ...\nfrom .new import *", "from .old import *\nfrom .new import *"):
+        assert said(source, args="{ a = 1 }", **more) == []
+        assert said(source, args="{ old = 1 }", **more)[0][0] == "EF204"
+    assert said("from .new import *\ndef it(old): ...", args="{ old = 1 }", **more) == []
+
+
 def test_large_modules_are_cut_and_still_right(said: Callable[..., Said]) -> None:
     """Beyond 30,000 characters only the definition is parsed: decorators, closing brackets and line numbers stay."""
     filler = "".join(f"def filler_{n}(a,\n    b=1,\n):\n    '''Text.'''\n" for n in range(1000))
