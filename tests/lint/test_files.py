@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elasticflow.lint.files import python_files_in
+from elasticflow.jobfile.project import files_below
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,5 +19,5 @@ def test_python_files_at_any_depth(tmp_path: Path) -> None:
     (tmp_path / "env" / "pyvenv.cfg").touch()
 
     assert ["a.py", "src/b.py", "src/deep/c.py"] == [
-        str(path.relative_to(tmp_path)) for path in python_files_in(tmp_path)
+        str(path.relative_to(tmp_path)) for path in files_below(tmp_path, ".py")
     ]
