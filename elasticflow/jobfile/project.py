@@ -39,7 +39,9 @@ def job_files_in(folder: Path) -> list[Path]:
     Without any of these, the TOML files of *folder* itself except pyproject.toml.
     """
     paths = sorted(files_below(folder, ".toml"))
-    found = [each for each in paths if each.parent.resolve().name == "jobs" or each.name.endswith(".job.toml")]
+    found = [
+        each for each in paths if each.parent.resolve().name == "jobs" or each.name.endswith(".job.toml")
+    ]
     return found or [each for each in paths if each.parent == folder and each.name != "pyproject.toml"]
 
 
@@ -52,7 +54,9 @@ def files_below(folder: Path, ending: str) -> Iterator[Path]:
         folders[:] = sorted(
             name
             for name in folders
-            if not name.startswith(".") and name not in _NOT_ENTERED and not Path(place, name, "pyvenv.cfg").exists()
+            if not name.startswith(".")
+            and name not in _NOT_ENTERED
+            and not Path(place, name, "pyvenv.cfg").exists()
         )
         yield from (Path(place, name) for name in sorted(files) if name.endswith(ending))
 

@@ -47,7 +47,11 @@ _DYNAMIC = re.compile(
 def _stars(text: str) -> list[ast.ImportFrom]:
     """Return the star imports that always run, the last one first: it wins."""
     statements = parse_python(text) if re.search(r"import[ \t]*\(?[ \t]*\*", text) else []
-    return [each for each in reversed(statements) if isinstance(each, ast.ImportFrom) and each.names[0].name == "*"]
+    return [
+        each
+        for each in reversed(statements)
+        if isinstance(each, ast.ImportFrom) and each.names[0].name == "*"
+    ]
 
 
 @functools.lru_cache(maxsize=256)
@@ -105,27 +109,29 @@ class Resolver:
         if any(line >= after for line in _hidden_stars(text)):
             raise CannotTellError(f"{module.name} imports names under a condition")
         beside: set[str] = set()
-        for star in stars:
-            if star.lineno > after and (found := self._of_star(module, star, name, hops, beside)) is not None:
-                if statements and isinstance(found, Module):
-                    raise CannotTellError(f"{module.name} may import the module {name} over its own")
-                return found
+        below = [each for each in stars if each.lineno > after]
+        if (found := self._of_stars(module, below, name, hops, beside)) is not None:
+            if statements and isinstance(found, Module):
+                raise CannotTellError(f"{module.name} may import the module {name} over its own")
+            return found
         if not statements:
             return self._not_bound(module, text, name, beside)
         if not is_certain:
             raise CannotTellError(f"{module.name} binds {name} under a condition")
         return self._meaning(module, statements[0], name, hops + 1)
 
-    def _of_star(
-        self, module: Module, star: ast.ImportFrom, name: str, hops: int, beside: set[str]
+    def _of_stars(
+        self, module: Module, stars: list[ast.ImportFrom], name: str, hops: int, beside: set[str]
     ) -> Resolved | None:
-        """Return what a star import binds *name* to; None if nothing: *beside* then gets the other names of its module."""
-        source = self._imported(module, star)
-        try:
-            return self.name(source, name, hops + 1) if _star_binds(source_of(source), name) else None
-        except NoAttributeError as error:
-            beside.update(error.beside)
-            return None
+        """Return what the first of some star imports binds *name* to; None if nothing: *beside* gets their other names."""
+        for star in stars:
+            source = self._imported(module, star)
+            try:
+                if _star_binds(source_of(source), name):
+                    return self.name(source, name, hops + 1)
+            except NoAttributeError as error:
+                beside.update(error.beside)
+        return None
 
     def _not_bound(self, module: Module, text: str, name: str, names: set[str]) -> Resolved:
         if module.folders:

@@ -182,9 +182,8 @@ def _selection(select: Sequence[str], ignore: Sequence[str]) -> Selection:
 
 def _files(given: Sequence[Path]) -> tuple[list[tuple[Path, str]], int]:
     """Return the files to read, each once with its given name, and the number of files that do not import torch."""
-    from elasticflow.jobfile.project import current_project_root
+    from elasticflow.jobfile.project import current_project_root, files_below
     from elasticflow.lint.check import may_train
-    from elasticflow.jobfile.project import files_below
 
     files: dict[str, tuple[Path, str]] = {}
     num_others, here = 0, Path.cwd()

@@ -224,15 +224,8 @@ def loaded_words(script: Script) -> set[str] | None:
             {dotted_name(target) for target in parent.targets} if isinstance(parent, ast.Assign) else set()
         )
         scope = script.function_of(load)
-        for node in script.nodes_of[scope]:
-            if isinstance(node, ast.Call):
-                given = {dotted_name(each) for each in (*node.args, *(each.value for each in node.keywords))}
-                is_taken = called_name(node) in {"load_state_dict", "print", "len", "set"}
-                if names & given and not is_taken:
-                    return None
-            elif isinstance(node, ast.Return) and node.value is not None:
-                if any(dotted_name(part) in names for part in ast.walk(node.value)):
-                    return None
+        if any(_is_passed_on(node, names) for node in script.nodes_of[scope]):
+            return None
         for name in names:
             words |= _keys_read(script, name, scope)
     for call in script.calls:
@@ -241,6 +234,15 @@ def loaded_words(script: Script) -> set[str] | None:
         elif called_name(call).startswith("load") and script.called(call) is None and not call.args:
             return None
     return words | {called_name(call) for call in state_loads(script)}
+
+
+def _is_passed_on(node: ast.AST, names: set[str]) -> bool:
+    """Return whether a node returns a variable of these names, or passes one to a function that may load from it."""
+    if isinstance(node, ast.Return):
+        return any(dotted_name(part) in names for part in ast.walk(node))
+    if not isinstance(node, ast.Call) or called_name(node) in {"load_state_dict", "print", "len", "set"}:
+        return False
+    return any(dotted_name(each) in names for each in (*node.args, *(each.value for each in node.keywords)))
 
 
 # Names of methods and functions that write a state.

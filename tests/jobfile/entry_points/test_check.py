@@ -424,7 +424,9 @@ def test_datasets_with_length_pass_whatever_they_inherit_from(said: Callable[...
     assert said(source, dataset="pkg.m:D") == [("EF206", "pkg.m:D has no __len__")]
 
 
-OWN_DATASET = "class Dataset:\n    classes = 3\n    def __len__(self): ...\n    def __getitem__(self, n): ...\n"
+OWN_DATASET = (
+    "class Dataset:\n    classes = 3\n    def __len__(self): ...\n    def __getitem__(self, n): ...\n"
+)
 
 
 @pytest.mark.parametrize(
