@@ -95,7 +95,7 @@ class Resolver:
             raise CannotTellError("imports go round in circles")
         text = source_of(module)
         try:
-            statements, is_certain = bindings(text, name)
+            statements, is_certain = bindings(text, name, is_cut=not module.is_own)
             stars = _stars(text)
         except SyntaxError as error:
             if module.is_own:
