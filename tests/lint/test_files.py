@@ -28,4 +28,8 @@ def test_a_script_of_a_librarys_trainer_is_read(tmp_path: Path) -> None:
     """It need not import torch itself."""
     (tmp_path / "train.py").write_text("from transformers import Trainer\nTrainer(model=make()).train()\n")
     (tmp_path / "other.py").write_text("import json\n")
-    assert [may_train(tmp_path / name) for name in ("train.py", "other.py", "absent.py")] == [True, False, True]
+    assert [may_train(tmp_path / name) for name in ("train.py", "other.py", "absent.py")] == [
+        True,
+        False,
+        True,
+    ]
