@@ -44,7 +44,7 @@ def bindings(text: str, name: str, *, is_cut: bool = False) -> tuple[list[ast.st
     """Return the statements that bind *name* at module level, last first, and True if all of them always run.
 
     Args:
-        is_cut: Of a large text, parse the only definition at the beginning of a line alone: no condition binds it anew.
+        is_cut: Parse only the definition, if the text is large and has one at the beginning of a line: no condition binds it anew.
     """
     if is_cut and is_large(text) and (definition := _slice(text, name)):
         return [definition], True

@@ -268,16 +268,6 @@ def parse_stop_when(text: str) -> StopRule:
     raise ValueError(f'must be like "{EXAMPLES[0]}" or "{EXAMPLES[1]}"')
 
 
-def stop_when(text: str) -> str:
-    """Return the text if it has one of the forms.
-
-    Raises:
-        ValueError: the text has neither form.
-    """
-    parse_stop_when(text)
-    return text
-
-
 def metric_names(evaluation: Evaluation | None) -> Mapping[str, tuple[EvaluationTable, str]]:
     """Return every metric by its name in records, such as `val.loss`, with its set and its own name."""
     return {

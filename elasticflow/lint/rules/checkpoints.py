@@ -47,14 +47,14 @@ def saved_in_place(view: View) -> Iterator[Finding]:
     repeated = [save for save in saves if is_repeated(script, save.call)]
     if not repeated or len({_spelled(script, save.path) for save in repeated}) != 1:
         return
-    for save in repeated[:1]:
-        if save.has_model and _is_the_same_each_time(script, save.path):
-            yield Finding(
-                codes.LINT_SAVED_IN_PLACE,
-                save.call.func,
-                "each save writes over the only checkpoint: a kill while it does leaves none that can be read",
-                "write to a file beside it, then os.replace(temporary, path)",
-            )
+    given = values_given(script, repeated[0].path)
+    if repeated[0].has_model and len(given) == 1 and _is_fixed(script, given[0]):
+        yield Finding(
+            codes.LINT_SAVED_IN_PLACE,
+            repeated[0].call.func,
+            "each save writes over the only checkpoint: a kill while it does leaves none that can be read",
+            "write to a file beside it, then os.replace(temporary, path)",
+        )
 
 
 def _renames(script: Script) -> bool:
@@ -73,12 +73,6 @@ def _spelled(script: Script, path: ast.expr) -> str:
         if len(values) == 1:
             return ast.unparse(values[0])
     return "|".join(sorted(ast.unparse(each) for each in given))
-
-
-def _is_the_same_each_time(script: Script, path: ast.expr) -> bool:
-    """Return whether a path is made of constants, options and attributes that nothing increments."""
-    given = values_given(script, path)
-    return len(given) == 1 and _is_fixed(script, given[0])
 
 
 def _is_fixed(script: Script, node: ast.expr, hops: int = 4, *, is_folder: bool = False) -> bool:
@@ -154,7 +148,9 @@ def _is_run_by_all(script: Script, node: ast.AST, hops: int = 6) -> bool:
             and may_choose_ranks(whole.test)
         ):
             return False
-        if isinstance(whole, ast.With | ast.Match) and _is_odd(whole):
+        if isinstance(whole, ast.Match) or (
+            isinstance(whole, ast.With) and may_choose_ranks(whole.items[0].context_expr)
+        ):
             return False
     function = script.function_of(node)
     for each in script.nodes_of[function]:
@@ -178,10 +174,6 @@ def _is_started(script: Script, name: str) -> bool:
 def _is_plain_mark(mark: ast.expr) -> bool:
     name = dotted_name(mark.func if isinstance(mark, ast.Call) else mark).rpartition(".")[2]
     return name in {"record", "no_grad", "inference_mode", "staticmethod", "classmethod"}
-
-
-def _is_odd(whole: ast.With | ast.Match) -> bool:
-    return any(RANKISH.search(word) for word in words_of(whole.items[0].context_expr)) if isinstance(whole, ast.With) else True  # fmt: skip
 
 
 def _leaves(branch: ast.If) -> bool:
