@@ -108,7 +108,7 @@ def attributes_of(definition: Definition, resolver: Resolver) -> set[str]:
             match each:
                 case ast.Attribute(attr=name, ctx=ast.Store()) | ast.AnnAssign(target=ast.Name(id=name)):
                     names.add(name)
-                case ast.Attribute(attr="__dict__") | ast.Name(id="setattr" | "vars"):
+                case ast.Attribute(attr="__dict__" | "__setattr__") | ast.Name(id="setattr" | "vars"):
                     raise CannotTellError("attributes are set by their names")
                 case _:
                     pass

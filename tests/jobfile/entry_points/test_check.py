@@ -868,6 +868,9 @@ class Open(Text):
     def __getattr__(self, name): ...
 class Named(Text):
     def __init__(self): setattr(self, "x", 1)
+@dataclass(frozen=True)
+class Frozen(Text):
+    def __post_init__(self): object.__setattr__(self, "x", 1)
 class OfOthers(Hidden): ...
 def text(): return Text()
 def some(): return Text() if More else More()
@@ -875,7 +878,7 @@ def some(): return Text() if More else More()
 VALUE_CASES = {
     ("Text", "vocab_size"): [], ("Text", "kind"): [], ("Text", "size"): [], ("Text", "width"): [], ("Text", "length"): [],
     ("Text", "vocab_sise"): ["EF217"], ("More", "tokenizer.any.thing"): [], ("More", "vocab_size"): [], ("More", "tok"): ["EF217"],
-    ("Made", "vocab_size"): [], ("Open", "anything"): [], ("Named", "x"): [], ("OfOthers", "x"): [],
+    ("Made", "vocab_size"): [], ("Open", "anything"): [], ("Named", "x"): [], ("Frozen", "x"): [], ("OfOthers", "x"): [],
     ("text", "vocab_size"): [], ("text", "vocab"): ["EF217"], ("some", "vocab"): [], ("Text", "__len__"): ["EF217"],
 }  # fmt: skip
 
