@@ -244,9 +244,17 @@ def test_all_that_is_imported_is_there(name: str) -> None:
         assert list(_not_there(_rendered(job, forms=forms))) == []
 
 
+def _is_module(finder: Finder, name: str) -> bool:
+    try:
+        return finder.find(name) is not None
+    except NoModuleError:
+        return False
+
+
 def _not_there(text: str) -> Iterator[str]:
     """Yield each name that a text imports from elasticflow, or takes from a module of it, and that this version lacks."""
-    finder, modules = Finder((), (ABOVE_PACKAGE,)), {}
+    finder = Finder((), (ABOVE_PACKAGE,))
+    modules: dict[str, str] = {}
     for node in ast.walk(ast.parse(text)):
         names: list[tuple[str, str]] = []
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("elasticflow"):
@@ -257,12 +265,12 @@ def _not_there(text: str) -> Iterator[str]:
         ):
             names = [(modules[node.value.id], node.attr)]
         for module, name in names:
-            try:
-                is_there = bool(bindings(source_of(finder.find(module)), name)[0]) or finder.find(
-                    f"{module}.{name}"
-                )
-            except NoModuleError as error:
-                is_there = error.name != f"{module}.{name}"  # a class, whose attributes are not looked at
+            is_there = (
+                bool(bindings(source_of(finder.find(module)), name)[0])
+                if _is_module(finder, module)
+                else True
+            )
+            is_there = is_there or _is_module(finder, f"{module}.{name}")
             if not is_there:
                 yield f"{module}.{name}"
 
