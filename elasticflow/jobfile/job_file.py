@@ -104,7 +104,10 @@ class JobFile:
         for layer in (own, *flags):
             raw = lay_over(raw, layer)
         raw = without(raw, (_MATRIX,))
-        if (name := _valid_job_name(raw)) is not None:
+        name = value_at(("job", "name"), raw)
+        if isinstance(name, str) and re.fullmatch(
+            _NAME, name
+        ):  # messages show an invalid name as it is written
             raw["job"] = {**raw["job"], "name": f"{name}-{case.name}"}
         in_files = [layer for layer in layers if layer.is_file]
         return replace(self._source, raw=raw, layers=(*in_files, own, *flags))
@@ -115,9 +118,3 @@ class JobFile:
         for layer in self._source.layers:
             raw = lay_over(raw, layer) if layer.is_file else raw
         return raw
-
-
-def _valid_job_name(raw: TomlTable) -> str | None:
-    """Return the job's name if it is valid; messages show an invalid name as it is written."""
-    name = value_at(("job", "name"), raw)
-    return name if isinstance(name, str) and re.fullmatch(_NAME, name) else None

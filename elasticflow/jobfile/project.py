@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from elasticflow.run_folder import RUNS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_NOT_ENTERED = {RUNS, "__pycache__", "node_modules", "site-packages"}
 
 
 def project_root_of(path: Path) -> Path:
@@ -29,18 +36,29 @@ def current_project_root() -> Path:
 def job_files_in(folder: Path) -> list[Path]:
     """Return the job files in *folder*: those in folders called `jobs` and `*.job.toml`, at any depth.
 
-    Without any of these, the TOML files of *folder* itself except pyproject.toml. Hidden folders, and runs with their
-    copies of job files, are skipped.
+    Without any of these, the TOML files of *folder* itself except pyproject.toml.
     """
-    found = []
-    for path in sorted(folder.rglob("*.toml")):
-        parts = path.relative_to(folder).parts[:-1]
-        if any(part.startswith(".") or part == RUNS for part in parts):
-            continue
-        if path.parent.resolve().name == "jobs" or path.name.endswith(".job.toml"):
-            found.append(path)
-    own = [path for path in sorted(folder.glob("*.toml")) if path.name != "pyproject.toml"]
-    return found or own
+    paths = sorted(files_below(folder, ".toml"))
+    found = [
+        each for each in paths if each.parent.resolve().name == "jobs" or each.name.endswith(".job.toml")
+    ]
+    return found or [each for each in paths if each.parent == folder and each.name != "pyproject.toml"]
+
+
+def files_below(folder: Path, ending: str) -> Iterator[Path]:
+    """Yield the files of a folder at any depth whose names end so, sorted within each folder.
+
+    Hidden folders, virtual environments, installed packages, and runs with their copies of sources are not entered.
+    """
+    for place, folders, files in os.walk(folder):
+        folders[:] = sorted(
+            name
+            for name in folders
+            if not name.startswith(".")
+            and name not in _NOT_ENTERED
+            and not Path(place, name, "pyvenv.cfg").exists()
+        )
+        yield from (Path(place, name) for name in sorted(files) if name.endswith(ending))
 
 
 def job_file_called(root: Path, name: str) -> Path | None:

@@ -23,14 +23,6 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.text.source import Source
     from elasticflow.jobfile.wording.pydantic_messages import TableProblem
 
-_EXAMPLES = {
-    "job": 'name = "mnist"',
-    "model": 'entry = "examples.mnist:Net" and loss = "torch.nn.functional:cross_entropy"',
-    "optimizer": 'entry = "torch.optim:AdamW"',
-    "dataset": 'entry = "examples.mnist:digits" and global_batch_size = 256',
-    "train": "epochs = 5",
-}
-
 _OF_SCRIPT = {
     "model": "the script makes its own model",
     "optimizer": "the script makes its own optimizer",
@@ -177,10 +169,10 @@ def _foreign(source: Source, name: str, problems: list[TableProblem]) -> list[Di
 
 def _missing_table(name: str) -> TableProblem:
     from elasticflow.jobfile.wording.pydantic_messages import TableProblem
+    from elasticflow.jobfile.wording.type_descriptions import example
 
-    return TableProblem(
-        codes.MISSING, f"missing table [{name}]", (name,), False, f"add [{name}] with {_EXAMPLES[name]}"
-    )
+    remedy = f"add [{name}] with {example((name,))}"
+    return TableProblem(codes.MISSING, f"missing table [{name}]", (name,), False, remedy)
 
 
 def _beside_script(source: Source, name: str) -> Diagnostic:
@@ -196,6 +188,7 @@ def _one_of(name: str, raw: object) -> list[TableProblem]:
     if (first in raw) is not (second in raw):
         return []
     from elasticflow.jobfile.wording.pydantic_messages import TableProblem
+    from elasticflow.jobfile.wording.type_descriptions import example
 
     if first in raw:
         message = f"{dotted((name, first))} and {dotted((name, second))} exclude each other"
@@ -204,15 +197,8 @@ def _one_of(name: str, raw: object) -> list[TableProblem]:
         )
         return [TableProblem(codes.EXCLUSIVE, message, (name, second), True, remedy)]
     message = f"[{name}] needs {first} or {second}"
-    if name == "script":
-        remedy = 'add a line such as: entry = "train.py"'
-        return [TableProblem(codes.EXCLUSIVE, message, (name,), True, remedy)]
-    examples = {
-        "loss": 'loss = "torch.nn.functional:cross_entropy"',
-        "epochs": "epochs = 5",
-        "entry": 'entry = "examples.mnist:digits"',
-    }
-    return [TableProblem(codes.EXCLUSIVE, message, (name,), True, f"add a line such as: {examples[first]}")]
+    remedy = f"add a line such as: {example((name, first))}"
+    return [TableProblem(codes.EXCLUSIVE, message, (name,), True, remedy)]
 
 
 def _sifted(problems: list[TableProblem]) -> list[TableProblem]:

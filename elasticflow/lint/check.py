@@ -19,6 +19,7 @@ from elasticflow.lint.rules import (
 from elasticflow.lint.rules.finding import Finding, View
 from elasticflow.lint.script.collectives import Collectives
 from elasticflow.lint.script.ranks import Ranks
+from elasticflow.lint.script.source import MENTIONS
 from elasticflow.lint.suppressions import suppressions_in
 from elasticflow.python_source.script import Script
 
@@ -46,8 +47,6 @@ RULES: tuple[Callable[[View], Iterator[Finding]], ...] = (
     collectives.collectives_in_handlers,
     replicas.unused_parameters,
 )
-# Imports of scripts that train in several processes; other files of a folder are not parsed.
-_MENTIONS = (b"torch", b"accelerate", b"lightning")
 
 
 class Selection(NamedTuple):
@@ -68,12 +67,12 @@ EVERYTHING = Selection()
 
 
 def may_train(path: Path) -> bool:
-    """Return whether a file mentions an import of training scripts; True if the file cannot be read."""
+    """Return whether a file mentions a library of training scripts, else it is not parsed; True if it cannot be read."""
     try:
         content = path.read_bytes()
     except OSError:
         return True
-    return any(word in content for word in _MENTIONS)
+    return any(word.encode() in content for word in MENTIONS)
 
 
 def lint_file(path: Path, name: str, selection: Selection = EVERYTHING) -> list[Diagnostic]:
@@ -135,19 +134,10 @@ def _column(line: str, offset: int) -> int:
 def _unreadable(error: SyntaxError | UnicodeDecodeError, name: str) -> Diagnostic:
     from elasticflow.jobfile.diagnostics.excerpt import mask_secrets
 
+    what = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else error.msg or str(error)
+    found = Diagnostic(codes.LINT_UNREADABLE, "error", f"not Python that can be read here: {what}", name)
     if isinstance(error, UnicodeDecodeError) or error.lineno is None:
-        what = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else error.msg or str(error)
-        return Diagnostic(codes.LINT_UNREADABLE, "error", f"not Python that can be read here: {what}", name)
+        return found
     line, column = max(error.lineno, 1), max(error.offset or 1, 1)
-    excerpt = mask_secrets((error.text or "").rstrip("\n"))
-    return Diagnostic(
-        codes.LINT_UNREADABLE,
-        "error",
-        f"not Python that can be read here: {error.msg}",
-        name,
-        line,
-        column,
-        line,
-        column + 1,
-        excerpt=excerpt or None,
-    )
+    excerpt = mask_secrets((error.text or "").rstrip("\n")) or None
+    return found._replace(line=line, column=column, end_line=line, end_column=column + 1, excerpt=excerpt)

@@ -21,7 +21,7 @@ from elasticflow.python_source.syntax import (
 if TYPE_CHECKING:
     from elasticflow.python_source.modules import Module
 
-# Beyond this many characters only the requested definition is parsed: torch/nn/functional.py takes 24 ms, a slice 1 ms.
+# Beyond this many characters of an installed module only the requested definition is parsed: torch/nn/functional.py takes 24 ms, a slice 1 ms.
 _LARGE = 30_000
 
 
@@ -40,9 +40,13 @@ def parse_python(text: str) -> list[ast.stmt]:
     return parse(text).body
 
 
-def bindings(text: str, name: str) -> tuple[list[ast.stmt], bool]:
-    """Return the statements that bind *name* at module level, last first, and True if all of them always run."""
-    if is_large(text) and (definition := _slice(text, name)):
+def bindings(text: str, name: str, *, is_cut: bool = False) -> tuple[list[ast.stmt], bool]:
+    """Return the statements that bind *name* at module level, last first, and True if all of them always run.
+
+    Args:
+        is_cut: Parse only the definition, if the text is large and has one at the beginning of a line: no condition binds it anew.
+    """
+    if is_cut and is_large(text) and (definition := _slice(text, name)):
         return [definition], True
     always: list[ast.stmt] = []
     inner: list[ast.stmt] = []
@@ -57,7 +61,7 @@ def _slice(text: str, name: str) -> ast.stmt | None:
     """Return the one top-level definition of *name*, parsed alone; None when it is not that simple."""
     heads = [at for word in ("def", "class", "async def") for at in _lines(text, f"{word} {name}", "(:[ \t")]
     rebinding = _lines(text, name, "=: \t")
-    if rebinding or len(heads) != 1 or _may_be_bound_inside(text, name):
+    if rebinding or len(heads) != 1:
         return None
     start = heads[0]
     while start and text[text.rfind("\n", 0, start - 1) + 1] in "@)":  # its decorators
@@ -70,28 +74,6 @@ def _slice(text: str, name: str) -> ast.stmt | None:
     except SyntaxError:
         return None
     return body[0] if len(body) == 1 else None
-
-
-_BINDS_AFTER = re.compile(r"[ \t]*=(?!=)")
-_DEFINES = (["def"], ["class"], ["async", "def"])
-
-
-def _may_be_bound_inside(text: str, name: str) -> bool:
-    """Return whether an import or an indented line, perhaps under a condition of the module, may bind *name*."""
-    for match in re.finditer(rf"{name}\b", text):
-        before = text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
-        if before[-1:].isidentifier() or before.endswith("."):  # part of a longer name
-            continue
-        words, bracket = before.split(), text.rfind("(", 0, match.start())
-        is_imported = (words[:1] in (["from"], ["import"]) and "import" in words) or (
-            text[max(0, bracket - 8) : bracket].split()[-1:] == ["import"]
-            and ")" not in text[bracket : match.start()]
-        )
-        is_inside = before[:1].isspace()
-        is_assigned = not words and _BINDS_AFTER.match(text, match.end()) is not None
-        if is_imported or (is_inside and (words in _DEFINES or is_assigned)):
-            return True
-    return False
 
 
 def _lines(text: str, start: str, then: str) -> list[int]:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from elasticflow.python_source.definitions import DottedNames
-    from elasticflow.python_source.modules import Module
 
 # Bases without any name that a check looks for.
 _EMPTY = {"builtins.object", "abc.ABC"} | {
@@ -34,11 +33,7 @@ def is_named_tuple(definition: Definition) -> bool:
 def base_names(definition: Definition) -> list[str]:
     """Return the names of a class's bases: by their imports if these show them, else as written; "" for a call."""
     assert isinstance(definition.node, ast.ClassDef)
-    return [_base_name(definition.module, base) for base in definition.node.bases]
-
-
-def _base_name(module: Module, base: ast.expr) -> str:
-    return origin(module, base) or ".".join(dotted_names(base))
+    return [origin(definition.module, base) or ".".join(dotted_names(base)) for base in definition.node.bases]
 
 
 def methods_of(definition: Definition) -> set[str]:

@@ -44,6 +44,17 @@ _DYNAMIC = re.compile(
 
 
 @functools.lru_cache(maxsize=256)
+def _stars(text: str) -> list[ast.ImportFrom]:
+    """Return the star imports that always run, the last one first: it wins."""
+    statements = parse_python(text) if re.search(r"import[ \t]*\(?[ \t]*\*", text) else []
+    return [
+        each
+        for each in reversed(statements)
+        if isinstance(each, ast.ImportFrom) and each.names[0].name == "*"
+    ]
+
+
+@functools.lru_cache(maxsize=256)
 def _hidden_stars(text: str) -> tuple[int, ...]:
     """Return the lines, from 0, with a star import under a condition; takes a millisecond for torch's large modules."""
     return tuple(text.count("\n", 0, star.start()) for star in re.finditer(HIDDEN_STAR, text, re.MULTILINE))
@@ -84,7 +95,8 @@ class Resolver:
             raise CannotTellError("imports go round in circles")
         text = source_of(module)
         try:
-            statements, is_certain = bindings(text, name)
+            statements, is_certain = bindings(text, name, is_cut=not module.is_own)
+            stars = _stars(text)
         except SyntaxError as error:
             if module.is_own:
                 raise UnreadableModuleError(module, error) from error
@@ -96,22 +108,32 @@ class Resolver:
         after = statements[0].lineno if statements else 0
         if any(line >= after for line in _hidden_stars(text)):
             raise CannotTellError(f"{module.name} imports names under a condition")
+        beside: set[str] = set()
+        below = [each for each in stars if each.lineno > after]
+        if (found := self._of_stars(module, below, name, hops, beside)) is not None:
+            if statements and isinstance(found, Module):
+                raise CannotTellError(f"{module.name} may import the module {name} over its own")
+            return found
         if not statements:
-            return self._not_bound(module, text, name, hops)
+            return self._not_bound(module, text, name, beside)
         if not is_certain:
             raise CannotTellError(f"{module.name} binds {name} under a condition")
         return self._meaning(module, statements[0], name, hops + 1)
 
-    def _not_bound(self, module: Module, text: str, name: str, hops: int) -> Resolved:
-        names: set[str] = set()
-        for statement in parse_python(text) if re.search(r"import[ \t]*\(?[ \t]*\*", text) else []:
-            if isinstance(statement, ast.ImportFrom) and statement.names[0].name == "*":
-                source = self._imported(module, statement)
-                try:
-                    if _star_binds(source_of(source), name):
-                        return self.name(source, name, hops + 1)
-                except NoAttributeError as error:
-                    names.update(error.beside)
+    def _of_stars(
+        self, module: Module, stars: list[ast.ImportFrom], name: str, hops: int, beside: set[str]
+    ) -> Resolved | None:
+        """Return what the first of some star imports binds *name* to; None if nothing: *beside* gets their other names."""
+        for star in stars:
+            source = self._imported(module, star)
+            try:
+                if _star_binds(source_of(source), name):
+                    return self.name(source, name, hops + 1)
+            except NoAttributeError as error:
+                beside.update(error.beside)
+        return None
+
+    def _not_bound(self, module: Module, text: str, name: str, names: set[str]) -> Resolved:
         if module.folders:
             try:
                 return self.finder.find(f"{module.name}.{name}")

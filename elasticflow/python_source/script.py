@@ -88,6 +88,14 @@ class Script:
             scope = self.scope_of(scope)
         return scope if isinstance(scope, Function) else None
 
+    @cached_property
+    def nodes_of(self) -> dict[Function | None, list[ast.AST]]:
+        """The nodes of each function, without those of functions inside it, in the order of the file; None: of the module."""
+        nodes: dict[Function | None, list[ast.AST]] = defaultdict(list)
+        for node in self.nodes:
+            nodes[self.function_of(node)].append(node)
+        return nodes
+
     def class_of(self, node: ast.AST) -> ast.ClassDef | None:
         """Return the class whose body, or whose methods, a node belongs to."""
         scope = self.scope_of(node)

@@ -96,16 +96,6 @@ def from_arguments(arguments: ast.arguments, module: Module, *, skip: int = 0) -
 _MAKERS = {"__init__", "__new__"}
 
 
-def constructor_of(definition: Definition, resolver: Resolver) -> Signature:
-    """Return the signature of a class's constructor, which is empty if neither the class nor a base has one.
-
-    Raises:
-        CannotTellError: a decorator, metaclass or base hides the constructor.
-    """
-    signatures = (_own_constructor(each, resolver) for each in classes_of(definition, resolver))
-    return next((each for each in signatures if each is not None), Signature())
-
-
 def _own_constructor(definition: Definition, resolver: Resolver) -> Signature | None:
     """Return the signature of the class's own constructor; None if it has none."""
     node, module = definition.node, definition.module
@@ -228,12 +218,15 @@ def _parameter(each: ast.AnnAssign, module: Module, is_optional: bool) -> Parame
 def signature_of(definition: Definition, resolver: Resolver) -> Signature:
     """Return the signature of a function or of a class's constructor, without bound arguments.
 
+    It is empty if neither the class nor a base has a constructor.
+
     Raises:
         CannotTellError: a decorator, metaclass or base hides the signature.
     """
     node = definition.node
     if isinstance(node, ast.ClassDef):
-        signature = constructor_of(definition, resolver)
+        signatures = (_own_constructor(each, resolver) for each in classes_of(definition, resolver))
+        signature = next((each for each in signatures if each is not None), Signature())
     else:
         if not isinstance(node, ast.Lambda):
             refuse_decorators(definition.module, node)

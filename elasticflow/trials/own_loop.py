@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 from typing import TYPE_CHECKING
 
-from elasticflow.compiler.plan.script import script_plan
 from elasticflow.errors import TrialRefusedError
 from elasticflow.python_source.modules import Finder, UnresolvedError
 from elasticflow.python_source.script import Script
@@ -26,9 +25,7 @@ def require_own_loop(job: Job, root: Path) -> None:
     """
     if job.script is None:
         return
-    plan = script_plan(job)
-    assert plan is not None
-    finder = Finder.of_job(root, (plan.import_folder, *plan.path))
+    finder = Finder.of_job(root, (job.script.folder, *job.job.path))
     file = None if job.script.entry is None else root / job.script.entry
     if job.script.module is not None:
         try:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elasticflow.lint.files import python_files_in
+from elasticflow.jobfile.project import files_below
+from elasticflow.lint.check import may_train
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,5 +20,16 @@ def test_python_files_at_any_depth(tmp_path: Path) -> None:
     (tmp_path / "env" / "pyvenv.cfg").touch()
 
     assert ["a.py", "src/b.py", "src/deep/c.py"] == [
-        str(path.relative_to(tmp_path)) for path in python_files_in(tmp_path)
+        str(path.relative_to(tmp_path)) for path in files_below(tmp_path, ".py")
+    ]
+
+
+def test_a_script_of_a_librarys_trainer_is_read(tmp_path: Path) -> None:
+    """It need not import torch itself."""
+    (tmp_path / "train.py").write_text("from transformers import Trainer\nTrainer(model=make()).train()\n")
+    (tmp_path / "other.py").write_text("import json\n")
+    assert [may_train(tmp_path / name) for name in ("train.py", "other.py", "absent.py")] == [
+        True,
+        False,
+        True,
     ]

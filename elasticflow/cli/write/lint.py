@@ -174,14 +174,13 @@ def _selection(select: Sequence[str], ignore: Sequence[str]) -> Selection:
 
 def _files(given: Sequence[Path]) -> tuple[list[tuple[Path, str]], int]:
     """Return the files to read, each once with its given name, and the number of files that do not import torch."""
-    from elasticflow.jobfile.project import current_project_root
+    from elasticflow.jobfile.project import current_project_root, files_below
     from elasticflow.lint.check import may_train
-    from elasticflow.lint.files import python_files_in
 
     files: dict[str, tuple[Path, str]] = {}
     num_others, here = 0, Path.cwd()
     for path in given or [current_project_root()]:
-        inside = python_files_in(path) if path.is_dir() else [path]
+        inside = [*files_below(path, ".py")] if path.is_dir() else [path]
         if not inside:
             raise click.UsageError(f"there is no Python file in {path}")
         for each in inside:

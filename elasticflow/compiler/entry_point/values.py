@@ -220,10 +220,6 @@ def _path(job: Job) -> Code:
     return f"[str(ROOT / part) for part in {flat(literal(job.job.path, 'path'))}]"
 
 
-def _ddp_options(job: Job) -> Mapping[str, Any]:
-    return {key: value for key, value in job.ddp.model_dump().items() if value not in (None, False)}
-
-
 def _is_exact(job: Job) -> bool:
     return job.train.consistency == "exact"
 
@@ -321,11 +317,12 @@ def _gradients(job: Job, forms: CallForms) -> Code:
             "logs_grad_norm": False if job.logging.grad_norm is False else None,
         }
     else:
+        ddp = {key: value for key, value in job.ddp.model_dump().items() if value not in (None, False)}
         options = {
             "precision": Name("PRECISION"),
             "on_nonfinite": job.train.on_nonfinite,
             "virtual_shards": job.train.virtual_shards if _is_exact(job) else None,
-            "ddp": None if _is_exact(job) else _ddp_options(job) or None,
+            "ddp": None if _is_exact(job) else ddp or None,
         }
     return call(
         "elasticflow.Gradients", **{key: value for key, value in options.items() if value is not None}

@@ -159,7 +159,7 @@ def plan_job(
         job_name=job.job.name,
         job_digest=job_digest(job),
         job_files=tuple(Path(os.path.relpath(path, project_root)).as_posix() for path in job_files),
-        module_path=tuple(job.job.path) if script is None else (script.import_folder,),
+        module_path=tuple(job.job.path) if job.script is None else (job.script.folder,),
         modules=_modules(job),
         nodes_min=job.nodes.min,
         nodes_max=job.nodes.max,

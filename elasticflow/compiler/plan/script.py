@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elasticflow.compiler.plan.batch_split import Fact
@@ -10,6 +9,8 @@ from elasticflow.protocol.child_processes import Program
 from elasticflow.system.units import parse_duration, parse_interval
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from elasticflow.jobfile.tables.job import Job
 
 
@@ -48,11 +49,6 @@ class ScriptPlan(Fact):
             path=tuple(str(root / part) for part in self.path),
             silence_s=self.silence_s,
         )
-
-    @property
-    def import_folder(self) -> str:
-        """The first folder of the script's search path: its own folder, or for a module the project root."""
-        return "." if self.entry is None else Path(self.entry).parent.as_posix()
 
 
 def script_plan(job: Job) -> ScriptPlan | None:

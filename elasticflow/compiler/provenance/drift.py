@@ -92,7 +92,7 @@ def compare(old: Job, new: Job) -> list[Difference]:
         own_weights |= {
             key: OF_SCHEDULE
             for key, parts in keys
-            if tuple(parts[: len(of_set)]) == of_set and parts[len(of_set)] in KEYS_OF_SCHEDULE
+            if tuple(parts[: len(of_set)]) == of_set and {*parts[len(of_set) :][:1]} & KEYS_OF_SCHEDULE
         }
     differences = []
     for key in {**before, **after}:

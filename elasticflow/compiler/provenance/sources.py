@@ -48,7 +48,8 @@ def own_sources(job: Job, project_root: Path, job_files: Sequence[str]) -> dict[
 
     Imports under a name made at run time are missing; workers report them.
     """
-    walk = _Walk(Finder.of_job(project_root, job.job.path))
+    own = () if job.script is None else (job.script.folder,)
+    walk = _Walk(Finder.of_job(project_root, (*own, *job.job.path)))
     roles: dict[Path, set[str]] = defaultdict(set)
     for use in calls_of(job):
         first, second, *_ = use.path
@@ -56,7 +57,7 @@ def own_sources(job: Job, project_root: Path, job_files: Sequence[str]) -> dict[
         for file in walk.reached(use.text.partition(":")[0]):
             roles[file].add(role)
     if job.script is not None:
-        for file in _of_script(job.script, project_root):
+        for file in _of_script(job.script, project_root, walk):
             roles[file].add("script")
     files = {relative(file, project_root): (file, tuple(sorted(of))) for file, of in roles.items()}
     files |= {name: (project_root / name, (JOB_FILE,)) for name in job_files}
@@ -67,13 +68,12 @@ def own_sources(job: Job, project_root: Path, job_files: Sequence[str]) -> dict[
     }
 
 
-def _of_script(script: ScriptTable, project_root: Path) -> set[Path]:
+def _of_script(script: ScriptTable, project_root: Path, walk: _Walk) -> set[Path]:
     """Return the script and the files that it imports from its own search path."""
     if script.entry is not None:
         file = project_root / script.entry
-        return {file, *_Walk(Finder.of_job(file.parent, (".",))).reached(file.stem)}
+        return {file, *walk.reached(file.stem)}
     name = script.module or ""
-    walk = _Walk(Finder.of_job(project_root, (".",)))
     return walk.reached(name) | walk.reached(f"{name}.__main__")
 
 

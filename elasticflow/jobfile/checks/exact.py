@@ -88,7 +88,8 @@ def _batch(
         message = (
             f"dataset.micro_batch_size ({micro}) is smaller than a virtual shard ({size // shards} samples)"
         )
-        remedy = f'with "exact" a shard is one forward: use virtual_shards = {_at_least(size, -(-size // micro))}, or leave micro_batch_size out'
+        shards = min(d for d in _divisors(size) if d >= -(-size // micro))
+        remedy = f'with "exact" a shard is one forward: use virtual_shards = {shards}, or leave micro_batch_size out'
         yield source.problem(codes.VIRTUAL_SHARDS, message, ("dataset", "micro_batch_size"), remedy=remedy)
 
 
@@ -98,10 +99,6 @@ def nearest_divisors(size: int, shards: int, fewest: int = 1) -> str:
     below = max((d for d in divisors if d < shards), default=0)
     above = min((d for d in divisors if d > shards), default=0)
     return " or ".join(str(d) for d in (below, above) if d)
-
-
-def _at_least(size: int, shards: int) -> int:
-    return min(d for d in _divisors(size) if d >= shards)
 
 
 def _divisors(size: int) -> set[int]:

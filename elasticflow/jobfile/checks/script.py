@@ -28,8 +28,9 @@ def check_script(source: Source, tables: ValidTables, root: Path) -> Iterator[Di
         return
     if script.entry is not None:
         yield from _file(source, root, script.entry)
-    if script.module is not None:
-        yield from _module(source, root, script.module)
+    if script.module is not None and (job := tables.get("job")) is not None:
+        finder = Finder.of_job(root, (script.folder, *job.path))
+        yield from _module(source, finder, root, script.module)
     for number, text in enumerate(script.args):
         if re.match(r"--?[A-Za-z][\w-]* +\S", text):
             message = f"script.args[{number}] is one text, with a blank between an option and its value"
@@ -81,8 +82,9 @@ def _as_script(entry: str) -> str | None:
     return f"the script alone: entry = {to_toml(words[script])}{args}{launcher}"
 
 
-def _module(source: Source, root: Path, name: str) -> Iterator[Diagnostic]:
-    finder, path = Finder.of_job(root, (".",)), ("script", "module")
+def _module(source: Source, finder: Finder, root: Path, name: str) -> Iterator[Diagnostic]:
+    path = ("script", "module")
+    where = f"modules are found from the project root, {root}, in the folders of job.path, and among what is installed"
     try:
         module = finder.find(name)
         if module.folders:
@@ -91,15 +93,14 @@ def _module(source: Source, root: Path, name: str) -> Iterator[Diagnostic]:
         message = f"script.module: there is no module {error.name}"
         remedy = "a package is run by its __main__.py, as `python -m` does"
         if not error.name.endswith(".__main__"):
-            remedy = f"modules are found from the project root, {root}, and among what is installed"
+            remedy = where
         if name.endswith(".py"):
             remedy = f"a file is named as such: entry = {show(name)}"
         yield source.problem(codes.NO_MODULE, message, path, remedy=remedy)
     except CannotTellError:
         if not finder.has_own(name.partition(".")[0]):
             message = f"script.module: there is no module {name} here"
-            remedy = f"modules are found from the project root, {root}, and among what is installed"
-            yield source.problem(codes.NOT_INSTALLED, message, path, severity="warning", remedy=remedy)
+            yield source.problem(codes.NOT_INSTALLED, message, path, severity="warning", remedy=where)
     except UnresolvedError:
         return
     else:

@@ -22,7 +22,6 @@ _WELL_KNOWN = ("file", "local", "memory", *EXTRAS)
 _PROTOCOL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _FEW_SLASHES = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?::/?|//)(?=[^/:])")
 _VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)|%([A-Za-z_][A-Za-z0-9_]*)%")
-_HF_BUCKET = re.compile(r"buckets/([^/]+)/([^/].*)")
 _OF_WINDOWS = re.compile(r"[A-Za-z]:[\\/]|\\\\")
 
 
@@ -80,7 +79,9 @@ def _wrong_protocol(uri: str, key: str) -> tuple[str, str] | None:
         )
     protocol, rest = match[1].lower(), first[match.end() :]
     if protocol == "hf" and key == "uri":
-        return _hugging_face(rest)
+        # HfFileSystem of huggingface_hub 2.4 creates no file exclusively.
+        problem = "is on the Hugging Face Hub, which creates no file exclusively and makes a commit of each in a repository"
+        return problem, "a bucket of the Hub is reached as S3: `elasticflow guide snapshots` has the options"
     if not _is_known(protocol):
         near = nearest(protocol, _WELL_KNOWN, 0.5)
         meant = f"did you mean {_pasteable(near[0] + '://' + rest)}?\n" if near else ""
@@ -91,27 +92,6 @@ def _wrong_protocol(uri: str, key: str) -> tuple[str, str] | None:
         meant = f"{protocol}://{rest.lstrip('/')}"
         return "names no bucket: three slashes follow the protocol", f"write {key} = {_pasteable(meant)}"
     return None
-
-
-def _hugging_face(rest: str) -> tuple[str, str]:
-    """Return the problem of a place on the Hugging Face Hub, and the place that its buckets have as S3.
-
-    Source: HfFileSystem of huggingface_hub 2.4, which creates no file exclusively; huggingface.co/docs/hub/storage-buckets-s3.
-    """
-    bucket = _HF_BUCKET.fullmatch(rest)
-    if bucket:
-        problem = "names a bucket of the Hugging Face Hub by a protocol that creates no file exclusively"
-    else:
-        problem = "names a repository of the Hugging Face Hub, where every file becomes a commit"
-    owner, place = bucket.groups() if bucket else ("OWNER", "BUCKET/name")
-    region, addressing = '{ region_name = "us-east-1" }', '{ s3 = { addressing_style = "path" } }'
-    options = (
-        f'endpoint_url = "https://s3.hf.co/{owner}", client_kwargs = {region}, config_kwargs = {addressing}'
-    )
-    remedy = (
-        f'buckets of the Hub are reached as S3: write uri = "s3://{place}" and\noptions = {{ {options} }}'
-    )
-    return problem, remedy
 
 
 def _is_known(protocol: str) -> bool:

@@ -26,7 +26,7 @@ from elasticflow.jobfile.entry_points.required_methods import (
 from elasticflow.jobfile.tables.evaluation import without_set
 from elasticflow.jobfile.tables.types import ENTRY
 from elasticflow.jobfile.text.layers import content_of, table_at, value_at
-from elasticflow.jobfile.type_checks.makes import datasets_beside, wrong_kind
+from elasticflow.jobfile.type_checks.makes import DATASET, classes_beside, wrong_kind
 from elasticflow.python_source.classes import classes_of, methods_of
 from elasticflow.python_source.definitions import (
     Definition,
@@ -86,8 +86,8 @@ def check_entry_points(source: Source, root: Path, cache: EntryPointCache | None
     if own not in cache.resolvers:
         cache.resolvers[own] = Resolver(Finder(own, installed_folders()))
     for call in entry_calls(source.raw):
-        entry = EntryPoint(source, cache.resolvers[own], call, cache)
-        check, key = _EntryPointCheck(entry), (own, call, content_of(entry.named_arguments()))
+        check = _EntryPointCheck(source, cache.resolvers[own], call, cache)
+        key = own, call, content_of(check.named_arguments())
         if re.fullmatch(ENTRY, call.text) and key not in cache.clean:
             wrong = check.problems()
             problems += wrong
@@ -120,20 +120,21 @@ def _missing_values(source: Source, resolver: Resolver) -> Iterator[Diagnostic]:
             yield source.problem(codes.NO_VALUE, message, path, remedy=remedy)
 
 
-class _EntryPointCheck:
-    """The check of one entry point."""
+class _EntryPointCheck(EntryPoint):
+    """The check of one entry point.
 
-    def __init__(self, entry: EntryPoint) -> None:
-        self._entry, self.source, self.resolver, self.call = entry, entry.source, entry.resolver, entry.call
-        self.module, self.attribute = entry.module, entry.attribute
-        self.depends_on_others = False  # on other keys of the job than the entry and its arguments
+    Attributes:
+        depends_on_others: The problems also follow from keys other than the entry and its arguments.
+    """
+
+    depends_on_others = False
 
     def problems(self) -> list[Diagnostic]:
         """Return the problems of the entry point; a note if reading its source cannot tell."""
         for part in re.split("[.:]", self.call.text):
             if keyword.iskeyword(part):
                 message = f"{self.call.text} cannot be imported: {part} is a keyword of Python"
-                return [self._entry.problem(codes.NO_MODULE, message, "rename it")]
+                return [self.problem(codes.NO_MODULE, message, "rename it")]
         try:
             return self._of_named()
         except NoModuleError as error:
@@ -143,22 +144,20 @@ class _EntryPointCheck:
             beside = sorted({*error.beside, *methods})
             near = nearest(error.name, beside)
             remedy = f'did you mean "{near[0]}"?' if near else listing(beside)
-            return [self._entry.problem(codes.NO_ATTRIBUTE, f"{error.module} has no {error.name}", remedy)]
+            return [self.problem(codes.NO_ATTRIBUTE, f"{error.module} has no {error.name}", remedy)]
         except UnreadableModuleError as error:
             version = f"{sys.version_info.major}.{sys.version_info.minor}"
             message = f"not valid Python {version}: {error}"
             if self.resolver.finder.has_torch:  # this Python is the one that trains
-                return [self._entry.problem(codes.UNREADABLE_MODULE, message, "importing it will fail")]
+                return [self.problem(codes.UNREADABLE_MODULE, message, "importing it will fail")]
             remedy = "importing it will fail, unless training runs with a newer Python"
-            return [self._entry.problem(codes.UNREADABLE_MODULE, message, remedy, "warning")]
+            return [self.problem(codes.UNREADABLE_MODULE, message, remedy, "warning")]
         except NotInstalledError as error:
             return [self._not_installed(str(error))]
         except MethodError as error:
-            return (
-                [self._entry.note(str(error))] if self.call.as_method is None else self._foreign_method(error)
-            )
+            return [self.note(str(error))] if self.call.as_method is None else self._foreign_method(error)
         except CannotTellError as error:
-            return self._of_short_module() or [self._entry.note(str(error))]
+            return self._of_short_module() or [self.note(str(error))]
 
     def _of_short_module(self) -> list[Diagnostic]:
         """Return the problem of an optimizer or a schedule that is asked of torch itself, whose names are made at run time."""
@@ -171,7 +170,7 @@ class _EntryPointCheck:
 
         same = ENTRIES[dotted(self.call.path)].get(plain(self.attribute))
         message = f"torch has no {self.attribute}"
-        return [self._entry.problem(codes.NO_ATTRIBUTE, message, f'did you mean "{same}"?')] if same else []
+        return [self.problem(codes.NO_ATTRIBUTE, message, f'did you mean "{same}"?')] if same else []
 
     def _of_named(self) -> list[Diagnostic]:
         """Return the problems of the definition that the entry names.
@@ -181,7 +180,7 @@ class _EntryPointCheck:
         """
         if self.call.is_object:
             return self._included_object()
-        resolved = self._entry.once("entry", lambda: self.resolver.entry(self.call.text))
+        resolved = self.once("entry", lambda: self.resolver.entry(self.call.text))
         if self.call.is_class:
             return self._no_class(resolved)
         if not isinstance(resolved, Definition):
@@ -202,14 +201,12 @@ class _EntryPointCheck:
             )
             where = (*self.call.path[:-1], "over")
             return [self.source.problem(codes.OUT_OF_RANGE, message, where, remedy="leave `over` out")]
-        missing = self._entry.once("metric", lambda: methods_missing(definition, self.resolver))
+        missing = self.once("metric", lambda: methods_missing(definition, self.resolver))
         if missing:
             message = f"{self.call.text} has no {' and no '.join(missing)}"
             remedy = "a class of metrics has update(outputs, targets) and compute(), as torchmetrics' have; or name a function"
-            return [
-                self._entry.problem(codes.NOT_A_FUNCTION, message, f"{remedy}\ndefined at {definition.where}")
-            ]
-        self._entry.call = self.call = self.call._replace(given=())
+            return [self.problem(codes.NOT_A_FUNCTION, message, f"{remedy}\ndefined at {definition.where}")]
+        self.call = self.call._replace(given=())
         return self._arguments(definition)
 
     def _foreign_method(self, method: MethodError) -> list[Diagnostic]:
@@ -217,10 +214,10 @@ class _EntryPointCheck:
         owner = method.owner.node
         self.depends_on_others = True  # on the model's class
         model = self._class_of_model()
-        if self.call.path == ("optimizer", "entry") and (wrong := makes_its_own_groups(self._entry)):
+        if self.call.path == ("optimizer", "entry") and (wrong := makes_its_own_groups(self)):
             return [wrong]
         if model is None or method.owner in model:
-            self._entry.call = self.call = self.call._replace(given=self.call.as_method or ())
+            self.call = self.call._replace(given=self.call.as_method or ())
             return self._arguments(method.definition)
         assert isinstance(owner, ast.ClassDef)
         entry = value_at(("model", "entry"), self.source.raw)
@@ -228,7 +225,7 @@ class _EntryPointCheck:
         remedy = (
             f"name a method of the model's own class, or a function\ndefined at {method.definition.where}"
         )
-        return [self._entry.problem(codes.FOREIGN_METHOD, message, remedy)]
+        return [self.problem(codes.FOREIGN_METHOD, message, remedy)]
 
     def _class_of_model(self) -> list[Definition] | None:
         """Return the model's class and its bases; None if reading does not show them."""
@@ -250,7 +247,7 @@ class _EntryPointCheck:
         reason, where = reason_and_where
         remedy = "name an object of the module that has the methods state_dict() and load_state_dict(state)"
         at = "" if where is None else f"\ndefined at {where}"
-        return [self._entry.problem(codes.NO_STATE, f"{self.call.text} {reason}", f"{remedy}{at}")]
+        return [self.problem(codes.NO_STATE, f"{self.call.text} {reason}", f"{remedy}{at}")]
 
     def _no_class(self, resolved: Resolved) -> list[Diagnostic]:
         if isinstance(resolved, Definition) and isinstance(resolved.node, ast.ClassDef):
@@ -259,7 +256,7 @@ class _EntryPointCheck:
         words = resolved.words if isinstance(resolved, PlainValue) else words
         message = f"{self.call.text} is {words}, and {dotted(self.call.path)} names a class of modules"
         remedy = 'name a class, such as "torch.nn:LayerNorm"'
-        return [self._entry.problem(codes.NOT_CALLABLE, message, remedy)]
+        return [self.problem(codes.NOT_CALLABLE, message, remedy)]
 
     def _class_for_function(self, definition: Definition) -> Diagnostic:
         given = ", ".join(self.call.given) or "nothing"
@@ -270,9 +267,7 @@ class _EntryPointCheck:
 
             same = ENTRIES["model.loss"].get(plain(self.attribute), "torch.nn.functional:cross_entropy")
             function = f'name a function, such as "{same}"'
-        return self._entry.problem(
-            codes.NOT_A_FUNCTION, message, f"{function}\ndefined at {definition.where}"
-        )
+        return self.problem(codes.NOT_A_FUNCTION, message, f"{function}\ndefined at {definition.where}")
 
     def _not_callable(self, resolved: Module | PlainValue) -> Diagnostic:
         words, remedy = "a module", "name a class or a function"
@@ -285,45 +280,45 @@ class _EntryPointCheck:
             if (same := ENTRIES.get(dotted(self.call.path), {}).get(plain(self.attribute))) is not None:
                 remedy = f'did you mean "{same}"?'
         message = f"{self.call.text} cannot be called: it is {words}"
-        return self._entry.problem(codes.NOT_CALLABLE, message, remedy)
+        return self.problem(codes.NOT_CALLABLE, message, remedy)
 
     def _no_module(self, error: NoModuleError) -> Diagnostic:
         parent, _, last = error.name.rpartition(".")
         if last == "py":
             message = f"{self.module} is a file: an entry names the module, without .py"
             meant = f"{parent}:{self.attribute}"
-            return self._entry.problem(codes.NO_MODULE, message, f'did you mean "{meant}"?')
+            return self.problem(codes.NO_MODULE, message, f'did you mean "{meant}"?')
         if last == "ipynb":
             message = f"{self.module} is a notebook, which cannot be imported"
             into_a_file = f"write its code into a file: jupyter nbconvert --to script {self.module}"
-            return self._entry.problem(codes.NO_MODULE, message, into_a_file)
+            return self.problem(codes.NO_MODULE, message, into_a_file)
         near = nearest(last, error.beside)
         remedy = f'did you mean "{parent}.{near[0]}"?' if near else listing(error.beside, f"{parent}.")
         if not error.package.is_own:
             remedy = "\n".join(filter(None, [remedy, f"{parent} is the installed one: {error.package.file}"]))
-        return self._entry.problem(codes.NO_MODULE, f"there is no module {error.name}", remedy)
+        return self.problem(codes.NO_MODULE, f"there is no module {error.name}", remedy)
 
     def _not_installed(self, top: str) -> Diagnostic:
         finder = self.resolver.finder
         if (module := SHORT_MODULES.get(self.module)) is not None:
             message = f"there is no module {top}: a job file takes whole names"
-            return self._entry.problem(codes.NO_MODULE, message, f'did you mean "{module}:{self.attribute}"?')
+            return self.problem(codes.NO_MODULE, message, f'did you mean "{module}:{self.attribute}"?')
         if is_found_by_hooks(top):
-            return self._entry.note(f"{top} is not installed as files")
+            return self.note(f"{top} is not installed as files")
         if inside := [each for each in ("src", "lib") if finder.within(each).has_own(top)]:
             message = f"there is no module {top} on the job's path, and it is not installed here"
             given = table_at(self.source.raw, "job").get("path")
             paths = to_toml([*(given or ["."]), *inside])
             remedy = f"write path = {paths} in [job]" if given else f"add path = {paths} to [job]"
-            return self._entry.problem(codes.NO_MODULE, message, remedy)
+            return self.problem(codes.NO_MODULE, message, remedy)
         near = nearest(top, finder.names())
         if not near:
             message = f"{self.call.text} is not checked: {top} is not installed here"
-            return self._entry.problem(codes.NOT_INSTALLED, message, install_help(top, finder), "note")
+            return self.problem(codes.NOT_INSTALLED, message, install_help(top, finder), "note")
         message = f"there is no module {top} on the job's path, and it is not installed here"
         remedy = f'did you mean "{near[0]}"? (looked in {looked_in(finder)})'
         is_sure = finder.has_torch or self._is_in(top, near[0])
-        return self._entry.problem(codes.NO_MODULE, message, remedy, "error" if is_sure else "warning")
+        return self.problem(codes.NO_MODULE, message, remedy, "error" if is_sure else "warning")
 
     def _is_in(self, top: str, near: str) -> bool:
         """Return whether the entry is found with *near* as its top-level module.
@@ -344,21 +339,21 @@ class _EntryPointCheck:
         ):
             message = f"{self.call.text} is `async def`: a call of it makes a coroutine, which nobody awaits"
             remedy = f"write `def`, and asyncio.run(...) around what it awaits\ndefined at {definition.where}"
-            return [self._entry.problem(codes.NOT_A_FUNCTION, message, remedy)]
+            return [self.problem(codes.NOT_A_FUNCTION, message, remedy)]
         try:
-            signature = self._entry.once("signature", lambda: signature_of(definition, self.resolver))
+            signature = self.once("signature", lambda: signature_of(definition, self.resolver))
         except NotInstalledError as error:
             return [self._not_installed(str(error))]
         except UnresolvedError as error:
-            return [self._entry.note(str(error))]
-        check = ArgumentCheck(self._entry, definition, signature)
+            return [self.note(str(error))]
+        check = ArgumentCheck(self, definition, signature)
         problems = check.problems()
         self.depends_on_others |= check.depends_on_others
         return problems
 
     def _wrong_kind(self, definition: Definition) -> list[Diagnostic]:
         key = table_entry(without_set(self.call.path))
-        wrong = self._entry.once("kind", lambda: wrong_kind(key, definition, self.resolver), *key)
+        wrong = self.once("kind", lambda: wrong_kind(key, definition, self.resolver), *key)
         if wrong is None:
             return []
         wanted = wrong.wanted
@@ -371,14 +366,14 @@ class _EntryPointCheck:
             remedy = "name the dataset itself: its samples are shared out and put into batches by elasticflow"
         elif wrong.beside:
             remedy = f"name {wanted.words} instead: {', '.join(wrong.beside[:_MOST_NAMED])}"
-        return [self._entry.problem(codes.WRONG_KIND, message, f"{remedy}\ndefined at {definition.where}")]
+        return [self.problem(codes.WRONG_KIND, message, f"{remedy}\ndefined at {definition.where}")]
 
     def _missing_methods(self, definition: Definition) -> list[Diagnostic]:
         path = table_entry(without_set(self.call.path))
         if path not in {("dataset", "entry"), ("evaluation", "entry")} or self.call.named:
             return []
         try:
-            reason = self._entry.once("length", lambda: why_not_map_style(definition, self.resolver))
+            reason = self.once("length", lambda: why_not_map_style(definition, self.resolver))
         except UnresolvedError:
             return []
         if reason is None:
@@ -386,7 +381,8 @@ class _EntryPointCheck:
         remedy = "a dataset needs __len__ and __getitem__, so that every sample is seen once at any number of workers"
         if isinstance(definition.node, ast.ClassDef) and "train_dataloader" in methods_of(definition):
             near = "".join(
-                f', such as "{self.module}:{name}"' for name in datasets_beside(definition, self.resolver)[:1]
+                f', such as "{self.module}:{name}"'
+                for name in classes_beside(definition, DATASET, self.resolver)[:1]
             )
             remedy = f"name the dataset that its train_dataloader reads{near}"
         elif path == ("dataset", "entry"):
@@ -394,4 +390,4 @@ class _EntryPointCheck:
         if "IterableDataset" in reason:
             remedy += ";\ndata that the model makes while it is trained (reinforcement learning) is no data for a job: store it first"
         message = f"{self.call.text} {reason}"
-        return [self._entry.problem(codes.NO_LENGTH, message, f"{remedy}\ndefined at {definition.where}")]
+        return [self.problem(codes.NO_LENGTH, message, f"{remedy}\ndefined at {definition.where}")]

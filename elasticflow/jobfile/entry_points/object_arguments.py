@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticflow.jobfile.diagnostics import codes
-from elasticflow.jobfile.diagnostics.toml_literals import dotted, show, to_toml
+from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
 from elasticflow.jobfile.tables.evaluation import set_tables
 from elasticflow.jobfile.tables.types import ENTRY
 from elasticflow.jobfile.text.layers import table_at
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 _ARGS_OF = ("model", "optimizer", "lr_scheduler", "dataset")
 _KEYS = ("entry", "args", "partial")
 _TARGETS = {"_target_": "Hydra's", "class_path": "jsonargparse's and LightningCLI's"}
-_LONGEST = 120
 _FORM = 'an object is { entry = "module:name", args = { ... } }, with partial = true for a functools.partial'
 
 
@@ -148,25 +147,9 @@ def check_objects(source: Source) -> Iterator[Diagnostic]:
 def _of_another_tool(source: Source, path: KeyPath, value: TomlTable) -> Diagnostic:
     """Return the diagnostic of an object in the notation of Hydra or jsonargparse, which would be a plain dict."""
     word = next(word for word in _TARGETS if isinstance(value.get(word), str))
-    target = str(value[word])
-    module, _, name = target.rpartition("." if ":" not in target else ":")
-    owner, _, kind = module.rpartition(".")
-    if owner and kind[:1].isupper() and ":" not in target:  # a method of a class, such as from_pretrained
-        module, name = owner, f"{kind}.{name}"
-    args = {key: each for key, each in value.items() if key not in (word, "_partial_")}
-    args = args.get("init_args", {}) if word == "class_path" else args
-    written = {"entry": f"{module}:{name}" if module else target, "args": args}
-    if not args:
-        del written["args"]
-    if value.get("_partial_") is True:
-        written["partial"] = True
-    text = to_toml(written)
-    if len(text) > _LONGEST:
-        text = f"{to_toml({**written, 'args': {}})[:-1].rstrip()} }}, its arguments in args"
-        text = text.replace("args = {}", "args = { ... }")
     message = f"{dotted(path)} is a plain dict: `{word}` is {_TARGETS[word]} word for `entry`"
     return source.problem(
-        codes.OBJECT_ARGUMENT, message, (*path, word), at_key=True, severity="warning", remedy=f"write {text}"
+        codes.OBJECT_ARGUMENT, message, (*path, word), at_key=True, severity="warning", remedy=_FORM
     )
 
 

@@ -5,19 +5,22 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from elasticflow.python_source.bindings import refuse_decorators
 from elasticflow.python_source.classes import base_names, classes_of, methods_of
 from elasticflow.python_source.definitions import Definition, MadeByCallError
 from elasticflow.python_source.modules import CannotTellError, Module
 from elasticflow.python_source.syntax import decorators_of, dotted_names, own_nodes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
 
     from elasticflow.python_source.resolve import Resolver
 
-_ITERABLE = "IterableDataset"
-# Bases that are known by their names: torch may not be installed here.
-_NOT_READ = {"Dataset", _ITERABLE, "object", "Generic", "Protocol", "ABC"}
+# Bases that are known by their names: torch may not be installed here. Other libraries have classes called Dataset, too.
+_MAP, _ITERABLE = (
+    frozenset(f"torch.utils.data.{name}" for name in (kind, f"dataset.{kind}"))
+    for kind in ("Dataset", "IterableDataset")
+)
 
 
 def why_not_map_style(definition: Definition, resolver: Resolver) -> str | None:
@@ -31,6 +34,7 @@ def why_not_map_style(definition: Definition, resolver: Resolver) -> str | None:
         return _of_class(definition, resolver)
     if isinstance(node, ast.Lambda):
         return None
+    refuse_decorators(definition.module, node)
     nodes = list(own_nodes(node))
     if any(isinstance(each, ast.Yield | ast.YieldFrom) for each in nodes):
         return "is a generator: it has no length"
@@ -55,22 +59,22 @@ def _class_name(statement: ast.Return) -> str | None:
 
 def _of_class(definition: Definition, resolver: Resolver) -> str | None:
     names: set[str] = set()
-    for owner in classes_of(definition, resolver, is_left_out=lambda name: _last(name) in _NOT_READ):
-        _refuse_hidden_methods(owner, {"dataclass"})
-        bases = {_last(name) for name in base_names(owner)}
-        names |= (
-            methods_of(owner) | (bases & {_ITERABLE}) | ({"__getitem__"} if "Dataset" in bases else set())
-        )
-    if _ITERABLE in names:
-        return "is an IterableDataset: it has no length"
+    for owner in _owners(definition, resolver):
+        bases = {*base_names(owner)}
+        if bases & _ITERABLE:
+            return "is an IterableDataset: it has no length"
+        names |= methods_of(owner) | ({"__getitem__"} if bases & _MAP else set())
     missing = [each for each in ("__len__", "__getitem__") if each not in names]
     if not missing or "__getattr__" in names:
         return None
     return f"has no {' and no '.join(missing)}"
 
 
-def _last(name: str) -> str:
-    return name.rpartition(".")[2]
+def _owners(definition: Definition, resolver: Resolver) -> Iterator[Definition]:
+    """Yield a class of data and its bases, without torch's own."""
+    for owner in classes_of(definition, resolver, is_left_out=lambda name: name in _MAP | _ITERABLE):
+        _refuse_hidden_methods(owner, {"dataclass"})
+        yield owner
 
 
 def _refuse_hidden_methods(owner: Definition, known_decorators: Collection[str] = ()) -> None:
@@ -90,6 +94,7 @@ def attributes_of(definition: Definition, resolver: Resolver) -> set[str]:
     """
     node = definition.node
     if isinstance(node, ast.FunctionDef) and definition.module.is_own:
+        refuse_decorators(definition.module, node)
         returned = {_class_name(each) for each in own_nodes(node) if isinstance(each, ast.Return)}
         resolved = resolver.name(definition.module, returned.pop() or "") if len(returned) == 1 else None
         if isinstance(resolved, Definition) and isinstance(resolved.node, ast.ClassDef):
@@ -97,14 +102,13 @@ def attributes_of(definition: Definition, resolver: Resolver) -> set[str]:
     if not isinstance(node, ast.ClassDef) or not definition.module.is_own:
         raise CannotTellError("what it returns is not read")
     names: set[str] = set()
-    for owner in classes_of(definition, resolver, is_left_out=lambda name: _last(name) in _NOT_READ):
-        _refuse_hidden_methods(owner, {"dataclass"})
+    for owner in _owners(definition, resolver):
         names |= methods_of(owner)
         for each in ast.walk(owner.node):
             match each:
                 case ast.Attribute(attr=name, ctx=ast.Store()) | ast.AnnAssign(target=ast.Name(id=name)):
                     names.add(name)
-                case ast.Attribute(attr="__dict__") | ast.Name(id="setattr" | "vars"):
+                case ast.Attribute(attr="__dict__" | "__setattr__") | ast.Name(id="setattr" | "vars"):
                     raise CannotTellError("attributes are set by their names")
                 case _:
                     pass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -177,15 +177,6 @@ def without_set(path: KeyPath) -> KeyPath:
     return path
 
 
-def names_sets(table: Mapping[str, Any]) -> bool:
-    """Return whether a merged [evaluation] holds only tables of sets, no keys of its own."""
-    return (
-        bool(table)
-        and not any(key in EvaluationTable.model_fields for key in table)
-        and all(isinstance(value, dict) for value in table.values())
-    )
-
-
 def sets_beside_keys(table: object) -> list[str] | None:
     """Return the keys of [evaluation] itself, none of which may stand beside tables of sets; None without such tables."""
     if not isinstance(table, dict):
@@ -205,7 +196,8 @@ def set_tables(raw: TomlTable) -> Iterator[tuple[KeyPath, TomlTable]]:
     table = raw.get("evaluation")
     if not isinstance(table, dict):
         return
-    if names_sets(table):
+    has_keys = any(key in EvaluationTable.model_fields for key in table)
+    if table and not has_keys and all(isinstance(value, dict) for value in table.values()):
         for name, inner in table.items():
             yield ("evaluation", name), inner
     else:
@@ -266,16 +258,6 @@ def parse_stop_when(text: str) -> StopRule:
             found["metric"], "max" if found["side"] == "above" else "min", bound=float(found["bound"])
         )
     raise ValueError(f'must be like "{EXAMPLES[0]}" or "{EXAMPLES[1]}"')
-
-
-def stop_when(text: str) -> str:
-    """Return the text if it has one of the forms.
-
-    Raises:
-        ValueError: the text has neither form.
-    """
-    parse_stop_when(text)
-    return text
 
 
 def metric_names(evaluation: Evaluation | None) -> Mapping[str, tuple[EvaluationTable, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
@@ -216,6 +217,11 @@ class ScriptTable(Table):
         description="Workers that print nothing for this long count as hung: a failure. Without it nothing counts as "
         "a hang until the script calls `elasticflow.join`.",
     )
+
+    @property
+    def folder(self) -> str:
+        """The first folder of its imports, from the project root: its own, or for a module the root; job.path's come last."""
+        return "." if self.entry is None else PurePosixPath(self.entry).parent.as_posix()
 
     @model_validator(mode="after")
     def _one_program(self) -> ScriptTable:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from elasticflow.jobfile.diagnostics import codes
-from elasticflow.jobfile.tables.evaluation import EXAMPLES, PATTERN, stop_when
+from elasticflow.jobfile.tables.evaluation import EXAMPLES, PATTERN, parse_stop_when
 from elasticflow.jobfile.tables.sampling import MixTable, SamplerTable  # noqa: TC001  # pydantic reads the fields' types
 from elasticflow.jobfile.tables.types import (
     MOST_NODES,
@@ -28,6 +28,7 @@ from elasticflow.jobfile.tables.types import (
     bad_key,
     editor_hints,
     one_of,
+    parsed_by,
 )
 
 _ARGS = "Keyword arguments of the callable; a table { entry, args } among them makes an object."
@@ -36,7 +37,7 @@ _ARGS_AND_REFERENCES = f"{_ARGS[:-1]}; texts may hold ${{env:NAME}}."
 
 StopWhenText = Annotated[
     str,
-    AfterValidator(stop_when),
+    parsed_by(parse_stop_when),
     editor_hints(PATTERN, *EXAMPLES),
     Description(f'like "{EXAMPLES[0]}" or "{EXAMPLES[1]}"'),
 ]

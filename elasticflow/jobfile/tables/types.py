@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
@@ -18,6 +18,9 @@ from elasticflow.system.units import (
     parse_interval,
     parse_size,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MOST_NODES = 65_536
 MOST_SAMPLES = 10**15
@@ -82,25 +85,19 @@ def one_of(first: str, second: str) -> PydanticCustomError:
     return bad_key(second, codes.EXCLUSIVE, f"exactly one of {first} and {second} must be given")
 
 
-def _interval(text: str) -> str:
-    parse_interval(text)
-    return text
+def parsed_by(parse: Callable[[str], object]) -> AfterValidator:
+    """Return the check of a text that *parse* must accept; its ValueError says what it must be."""
+
+    def check(text: str) -> str:
+        parse(text)
+        return text
+
+    return AfterValidator(check)
 
 
-def _progress(text: str) -> str:
+def _progress(text: str) -> None:
     if parse_interval(text).unit == "sample":
         raise ValueError("must be a time, or counted in steps or epochs")
-    return text
-
-
-def _duration(text: str) -> str:
-    parse_duration(text)
-    return text
-
-
-def _size(text: str) -> str:
-    parse_size(text)
-    return text
 
 
 def _endpoint(text: str) -> str:
@@ -127,25 +124,25 @@ Entry = Annotated[
 """`package.module:attribute`."""
 IntervalText = Annotated[
     str,
-    AfterValidator(_interval),
+    parsed_by(parse_interval),
     editor_hints(INTERVAL, "500 steps", "10 min", "1 epoch"),
     Description('a number and a unit, like "500 steps", "10 min" or "1 epoch"'),
 ]
 DurationText = Annotated[
     str,
-    AfterValidator(_duration),
+    parsed_by(parse_duration),
     editor_hints(DURATION, "30 s", "10 min"),
     Description('a time, like "30 s" or "10 min"'),
 ]
 ProgressText = Annotated[
     str,
-    AfterValidator(_progress),
+    parsed_by(_progress),
     editor_hints(PROGRESS, "1 h", "1000 steps"),
     Description('a number and a unit, like "1 h" or "1000 steps"'),
 ]
 SizeText = Annotated[
     str,
-    AfterValidator(_size),
+    parsed_by(parse_size),
     editor_hints(SIZE, "4 GiB", "500 MB"),
     Description('a size, like "4 GiB"'),
 ]

@@ -35,27 +35,18 @@ def read_text(path: Path, name: str, instead: bytes | None = None) -> str:
     Raises:
         UnreadableError: the file does not exist, is not regular, not readable, too large or not UTF-8.
     """
-    data, too_large = instead or b"", False
+    name = _printable(name)
     try:
-        if instead is None:
-            if not path.is_file():
-                raise UnreadableError(_missing(path, name))
-            too_large = path.stat().st_size > MOST_BYTES
-            data = b"" if too_large else path.read_bytes()
+        if instead is None and not path.is_file():
+            raise UnreadableError(_missing(path, name))
+        if instead is None and path.stat().st_size > MOST_BYTES:
+            what = "larger than 10 MB: this is no job file"
+            raise UnreadableError(Diagnostic(codes.NO_FILE, "error", what, name))
+        data = path.read_bytes() if instead is None else instead
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not a name a file can have"
-        raise UnreadableError(
-            Diagnostic(
-                codes.NO_FILE,
-                "error",
-                f"cannot read {_printable(name)}: {reason.lower()}",
-                _printable(name),
-            )
-        ) from error
-    if too_large:
-        raise UnreadableError(
-            Diagnostic(codes.NO_FILE, "error", "larger than 10 MB: this is no job file", name)
-        )
+        what = f"cannot read {name}: {reason.lower()}"
+        raise UnreadableError(Diagnostic(codes.NO_FILE, "error", what, name)) from error
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -71,7 +62,6 @@ def read_text(path: Path, name: str, instead: bytes | None = None) -> str:
 
 
 def _missing(path: Path, name: str) -> Diagnostic:
-    name = _printable(name)
     if path.is_dir():
         inside = f"name the job files in it: {name.rstrip('/')}/*.toml"
         return Diagnostic(codes.NO_FILE, "error", f"{name} is a folder, not a job file", name, help=inside)

@@ -72,8 +72,7 @@ def explain_syntax_error(reason: str, text: str, start: int) -> tuple[str, Span,
         return "a merge conflict was not settled", Span(begin, begin + len(line)), remedy
     for prefix, (words, remedy) in _OF_WHOLE_LINES.items():
         if reason.startswith(prefix):
-            as_table = _as_table(line, text[:begin])
-            return f"not valid TOML: {words}", Span(begin, max(start, begin + 1)), as_table or remedy
+            return f"not valid TOML: {words}", Span(begin, max(start, begin + 1)), remedy
     words = reason[:1].lower() + reason[1:]
     if reason == r"Illegal character '\n'":
         words = "the quotes are not closed on this line"
@@ -87,15 +86,6 @@ def explain_syntax_error(reason: str, text: str, start: int) -> tuple[str, Span,
             remedy = f"end {what} with {_CLOSING.get(text[opened], text[opened : opened + 3])}"
             return f"not valid TOML: {words}, which begins here", Span(opened, end), remedy
     return f"not valid TOML: {words}", span, _rule(reason, line, before)
-
-
-def _as_table(line: str, above: str) -> str | None:
-    """Return how a key is written inside a table, where the lines *above* give the table as a text; else None."""
-    pair = re.fullmatch(r"\s*([\w.-]+)\.([\w-]+)\s*=\s*([^#]*?)\s*(#.*)?", line)
-    if pair is None or not re.search(rf"^\s*{re.escape(pair[1])}\s*=\s*[\"']", above, re.MULTILINE):
-        return None
-    value = mask_secrets(f"{pair[2]} = {pair[3]}")
-    return f"{pair[1]} has a value above; as a table it is {pair[1]} = {{ entry = ..., {value} }}"
 
 
 _CLOSING = {"[": "]", "{": "}"}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from elasticflow.jobfile.diagnostics.suggestions import nearest
 from elasticflow.jobfile.diagnostics.toml_literals import show
 from elasticflow.python_source.bindings import origin
-from elasticflow.python_source.syntax import unquoted
+from elasticflow.python_source.syntax import is_constant, unquoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -113,15 +113,11 @@ def _fits_generic(value: object, name: str, parts: list[ast.expr], module: Modul
     if not _fits_plain(value, name):
         return False
     if isinstance(value, list) and name in _LISTS | _ANY_LISTS:
-        if name in {"builtins.tuple", "typing.Tuple"} and not _is_ellipsis(parts[-1]):
+        if name in {"builtins.tuple", "typing.Tuple"} and not is_constant(parts[-1], ...):
             pairs = zip(value, parts, strict=False)
             return len(value) == len(parts) and all(fits(each, part, module) for each, part in pairs)
         return all(fits(each, parts[0], module) for each in value)
     return True
-
-
-def _is_ellipsis(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is Ellipsis
 
 
 def in_words(annotation: ast.expr, module: Module) -> str:

@@ -92,10 +92,10 @@ def wrong_kind(path: KeyPath, definition: Definition, resolver: Resolver) -> Wro
     if kinds:
         first = min(kinds)
         what = "is" if isinstance(definition.node, ast.ClassDef) else "returns"
-        beside = _beside(definition, wanted, resolver)
+        beside = classes_beside(definition, wanted, resolver)
         return WrongKind(f"{what} {first.words} ({first.base})", wanted, beside, first is LOADER)
     if wanted is MODEL and _is_plain(definition):
-        return WrongKind("is a class without a base", wanted, _beside(definition, wanted, resolver))
+        return WrongKind("is a class without a base", wanted, classes_beside(definition, wanted, resolver))
     return None
 
 
@@ -151,12 +151,8 @@ def _returned(definition: Definition, resolver: Resolver) -> set[Kind]:
     return set() if name is None else _kinds_of_name(definition.module, name, resolver)
 
 
-def datasets_beside(definition: Definition, resolver: Resolver) -> list[str]:
-    """Return the datasets among the classes of the same module, if it is one of the job."""
-    return _beside(definition, DATASET, resolver)
-
-
-def _beside(definition: Definition, wanted: Kind, resolver: Resolver) -> list[str]:
+def classes_beside(definition: Definition, wanted: Kind, resolver: Resolver) -> list[str]:
+    """Return the classes of a kind in the same module, if it is one of the job."""
     module = definition.module
     if not module.is_own:
         return []

@@ -10,7 +10,7 @@ from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.suggestions import is_table
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show, to_toml
 from elasticflow.jobfile.tables.environment_names import why_refused
-from elasticflow.jobfile.tables.evaluation import SET_NAME, without_set
+from elasticflow.jobfile.tables.evaluation import SET_NAME
 from elasticflow.jobfile.tables.job import Job
 from elasticflow.jobfile.tables.types import ONE_OF
 from elasticflow.jobfile.text.layers import MovedLayer, value_at
@@ -19,6 +19,7 @@ from elasticflow.jobfile.wording.type_descriptions import (
     annotation_at,
     choices,
     describe,
+    example,
     is_off_without,
     keys_at,
     kind_of_key,
@@ -46,25 +47,6 @@ _BOUNDS = {
     "less_than_equal": ("le", "at most"),
     "less_than": ("lt", "less than"),
 }
-_EXAMPLES = {
-    "model.entry": '"examples.mnist:Net"',
-    "optimizer.entry": '"torch.optim:AdamW"',
-    "lr_scheduler.entry": '"elasticflow.schedules:warmup_cosine"',
-    "dataset.entry": '"examples.mnist:digits"',
-    "evaluation.entry": '"examples.mnist:digits"',
-    "dataset.collate.entry": '"transformers:DataCollatorWithPadding"',
-    "evaluation.collate.entry": '"transformers:DataCollatorWithPadding"',
-    **{
-        f"hooks.on_{name}.entry": '"mine:sample"'
-        for name in ("start", "step", "evaluation", "snapshot", "finish")
-    },
-    "job.name": '"mnist"',
-    "kubernetes.image": '"registry.example.org/mnist:1"',
-    "parallel.shard": "2",
-}
-_EXAMPLES_BY_KEY = {"path": '"/data"'}  # keys of tables whose names the job chooses
-
-
 # Values that people write who come from training scripts, by key and type.
 _HABITS: dict[tuple[str, type], str] = {
     ("dataset.sampler", str): (
@@ -145,8 +127,7 @@ def unknown_key(path: KeyPath, value: object) -> TableProblem:
 def _missing(path: KeyPath) -> TableProblem:
     *around, key = path
     message = f'missing key "{key}" in [{dotted(tuple(around))}]'
-    example = f"{key} = {_EXAMPLES.get(dotted(without_set(path)), _EXAMPLES_BY_KEY.get(str(key), 256))}"
-    return TableProblem(codes.MISSING, message, tuple(path), True, f"add a line such as: {example}")
+    return TableProblem(codes.MISSING, message, tuple(path), True, f"add a line such as: {example(path)}")
 
 
 def _wrong_value(kind: str, path: KeyPath, value: object) -> TableProblem:

@@ -15,7 +15,6 @@ from elasticflow.jobfile.diagnostics.toml_literals import dotted
 from elasticflow.jobfile.type_checks.annotations import as_numbers
 from elasticflow.jobfile.wording.foreign_names import ENTRIES, SAME_VALUES, plain
 from elasticflow.jobfile.wording.type_descriptions import annotation_at, choices, keys_at, model_at
-from elasticflow.system import redaction
 from elasticflow.system.units import BYTES, COUNTS, SECONDS
 
 if TYPE_CHECKING:
@@ -79,16 +78,8 @@ def _forms(path: KeyPath, value: object) -> Iterator[object]:
         yield words
     if isinstance(value, list):
         yield from value if len(value) == 1 else ()
-        yield from _table_of_pairs(value)
     else:
         yield as_list(path, value)
-
-
-def _table_of_pairs(pairs: list[object]) -> Iterator[dict[str, object]]:
-    """Yield the table that is meant by a list of `"NAME=value"`, as Compose has it, if no value may be a secret."""
-    parts = [each.partition("=") if isinstance(each, str) else ("", "", "") for each in pairs]
-    if parts and all(equals and not redaction.is_secret(name) for name, equals, _ in parts):
-        yield {name.strip(): value for name, _, value in parts}
 
 
 _COMMANDS = {("script", "args"), ("notify", "command"), ("kubernetes", "pre_stop")}
@@ -123,8 +114,6 @@ def _forms_of_text(path: KeyPath, text: str) -> Iterator[object]:
         )
         unit, size = next(each for each in (("h", 3600), ("min", 60), ("s", 1)) if seconds % each[1] == 0)
         yield f"{seconds // size} {unit}"
-    if path[0] == "kubernetes" and re.fullmatch(r"\d{1,9}m", text):  # its thousandths of a core
-        yield int(text[:-1]) / 1000
     if text.lower() in _YES | _NO:
         yield text.lower() in _YES
     yield text.lower()

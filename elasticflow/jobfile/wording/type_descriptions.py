@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 
 from pydantic import BaseModel
 
+from elasticflow.jobfile.diagnostics.toml_literals import to_toml
 from elasticflow.jobfile.tables.job import Job
-from elasticflow.jobfile.tables.types import Description
+from elasticflow.jobfile.tables.json_schema import EXAMPLES
+from elasticflow.jobfile.tables.types import ONE_OF, Description
 
 if TYPE_CHECKING:
     from elasticflow.jobfile.diagnostics.positions import KeyPath
@@ -104,6 +106,23 @@ def choices(annotation: Any) -> list[object]:
     if get_origin(annotation) is Literal:
         return list(get_args(annotation))
     return [choice for part in get_args(annotation) for choice in choices(part)]
+
+
+def example(path: KeyPath) -> str:
+    """Return a line that gives a key a value: `epochs = 5`; of an enclosing table, its usual keys."""
+    model = model_at(path)
+    if model is not None and path[0] in Job.model_fields and len(path) == 1:
+        needed = [key for key, field in model.model_fields.items() if field.is_required()]
+        chosen = (*needed, *ONE_OF.get(str(path[0]), ())[:1])
+        return " and ".join(
+            example((*path, key)) for key in sorted(chosen, key=list(model.model_fields).index)
+        )
+    table, key = model_at(path[:-1]), str(path[-1])
+    assert table is not None
+    field = table.model_fields[key]
+    marks = [values for mark in field.metadata if (values := getattr(mark, "examples", None))]
+    [value, *_] = EXAMPLES.get(table.__name__, {}).get(key) or field.examples or marks[0]
+    return f"{key} = {to_toml(value)}"
 
 
 def is_off_without(path: KeyPath) -> bool:

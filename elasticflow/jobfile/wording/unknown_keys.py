@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,7 +21,7 @@ from elasticflow.jobfile.wording.foreign_names import (
     plain,
 )
 from elasticflow.jobfile.wording.same_values import accepts, same_value
-from elasticflow.jobfile.wording.type_descriptions import annotation_at, describe, keys_at, model_at
+from elasticflow.jobfile.wording.type_descriptions import annotation_at, describe, keys_at
 from elasticflow.system import redaction
 
 if TYPE_CHECKING:
@@ -54,7 +53,6 @@ class KeySuggestion(NamedTuple):
 
     def in_file(self, path: KeyPath, source: Source) -> str:
         """Return the help for the key at *path* of a job's file."""
-        raw = source.raw
         if len(self.keys) != 1:
             return self._several(str(path[-1])) if self.keys else self.note
         key, around = self.keys[0], path[:-1]
@@ -63,12 +61,10 @@ class KeySuggestion(NamedTuple):
             return f'did you mean "{key[-1]}"?{" It is given already: keep one of them" if is_given else ""}'
         if len(key) == 1:
             return self._table(path, source)
-        if is_given and self.value and self.value == to_toml(value_at(key, raw)):
-            return f"this is {dotted(key)} here, which is given already: take this out"
         if is_given:
-            given = value_at(key, raw)
-            is_shown = not isinstance(given, dict | list) and not _is_hidden(str(key[-1]), given)
-            return f"this is {dotted(key)} here, which is {to_toml(given) if is_shown else 'given'} already: keep one of them"
+            is_same = self.value and self.value == to_toml(value_at(key, source.raw))
+            what = "take this out" if is_same else "keep one of them"
+            return f"this is {dotted(key)} here, which is given already: {what}"
         if around[: len(key) - 1] == key[:-1] and len(around) >= len(key) and key[-1] == path[-1]:
             where = f"above [{dotted(around)}]" if has_header(source, around) else f"out of {dotted(around)}"
             return f"it belongs in [{dotted(key[:-1])}]: move it up, {where}"
@@ -81,12 +77,9 @@ class KeySuggestion(NamedTuple):
         key, text = self.keys[0], self.value
         if key == ("extends",):
             return "write it in the job file: a flag cannot extend it"
-        while (
-            not text and isinstance(value, dict) and len(value) == 1
-        ):  # a table: the flag sets a key inside it
+        if not text and isinstance(value, dict) and len(value) == 1:  # a table: the flag sets a key inside it
             [(inner, value)] = value.items()
-            key = (*key, inner)
-            text = "" if isinstance(value, dict) else to_toml(value)
+            key, text = (*key, inner), "" if isinstance(value, dict) else to_toml(value)
         return f"{set_flag(key, text)}{self._noted()}"
 
     def in_axis(self) -> str:
@@ -104,26 +97,16 @@ class KeySuggestion(NamedTuple):
         return f'"{name}" belongs in {" or ".join(f"[{dotted(key[:-1])}]" for key in self.keys)}'
 
     def _table(self, path: KeyPath, source: Source) -> str:
-        raw = source.raw
-        name, value = str(self.keys[0][0]), value_at(path, raw)
+        name, value = str(self.keys[0][0]), value_at(path, source.raw)
         if name == "extends":
             file = value if isinstance(value, str) and value.endswith(".toml") else "FILE.toml"
             return f"write extends = {to_toml(file)} at the top of the file, above all tables"
-        if isinstance(value, dict) and value and len(path) > 1 and not has_header(source, path):
-            leaf: KeyPath = ()
-            while isinstance(value, dict) and len(value) == 1:
-                [(inner, value)] = value.items()
-                leaf = (*leaf, inner)
-            shown = "..." if _is_hidden(str(path[-1]), value) or not leaf else to_toml(value)
-            return f"it belongs in [{name}]: {dotted(leaf) or 'NAME'} = {shown}"
-        if isinstance(value, dict) and len(path) > 1:
+        if not isinstance(value, dict):
+            return f"this is a table here: [{name}] takes {', '.join(keys_at((name,))) or 'NAME = ... for each name'}"
+        if len(path) > 1:
             return f"it is a table of its own: write [{name}], not [{dotted(path)}]"
-        if isinstance(value, dict):
-            is_given = name != path[0] and value_at((name,), raw) is not None
-            return (
-                f"did you mean [{name}]?{' It is given already: move these keys there' if is_given else ''}"
-            )
-        return f"this is a table here: [{name}] takes {', '.join(keys_at((name,))) or 'NAME = ... for each name'}"
+        is_given = name != path[0] and value_at((name,), source.raw) is not None
+        return f"did you mean [{name}]?{' It is given already: move these keys there' if is_given else ''}"
 
     def _line(self, key: KeyPath, around: KeyPath, source: Source) -> str:
         """Return the line to write, in the innermost table that the file has."""
@@ -207,23 +190,11 @@ def _suggestion(path: KeyPath, value: object) -> KeySuggestion:
     if (foreign := _foreign(path, value, names)) is not None:
         return foreign
     homes = _homes(name, around, value)
-    if len(homes) == 1 and homes[0][0] in _OF_OTHER_PROGRAMS:
-        (home,) = homes
-        return KeySuggestion(
-            (), note=f"{_listed(around, names)}; {dotted(home)} is another thing: {_described(home)}"
-        )
     if homes:
         return KeySuggestion(homes, _value(homes[0], name, value) if len(homes) == 1 else "")
-    if near := nearest(name, names):
+    near = nearest(name, names)
+    if near and not name.startswith(f"{near[0]}_"):  # as loss_args
         return KeySuggestion(((*around, near[0]),), is_slip=True)
-    table = _table_of(around)
-    if (
-        around
-        and isinstance(value, dict)
-        and value
-        and all(each in names or meaning_in(table, each) for each in value)
-    ):
-        return KeySuggestion((), note=f"write its keys in [{dotted(around)}] itself")
     listed = _listed(around, names)
     if (
         {"entry", "args"} <= {*names}
@@ -244,9 +215,6 @@ def _foreign(path: KeyPath, value: object, names: Sequence[str]) -> KeySuggestio
         return KeySuggestion(((*around, local),), _value((*around, local), name, value))
     if (meaning := meaning_of(name)) is not None:
         return _meant(meaning, path, value)
-    stem = name.rpartition("_")[0]
-    if stem in names and name in {f"{stem}_{each}" for each in ("args", "kwargs", "params")}:
-        return KeySuggestion((), note=_arguments_of((*around, stem), value))
     option = f"--{name.replace('_', '-')}={value if isinstance(value, str) else to_toml(value)}"
     if around == ("slurm",) and isinstance(value, str | int) and why_refused(option) is None:
         return KeySuggestion((), note=f"it is an option of sbatch: extra = [{to_toml(option)}]")
@@ -319,23 +287,9 @@ def _homes(name: str, around: KeyPath, value: object) -> tuple[KeyPath, ...]:
     above = [around[:length] for length in range(len(around) - 1, 0, -1)]
     if home := next((table for table in above if name in keys_at(table)), None):
         return ((*home, name),)
-    homes = [(table, name) for table in Job.model_fields if name in keys_at((table,))]
+    tables = [table for table in Job.model_fields if table not in _OF_OTHER_PROGRAMS]
+    homes = [(table, name) for table in tables if name in keys_at((table,))]
     return tuple(home for home in homes if len(homes) > 1 or accepts(home, value))
-
-
-def _arguments_of(key: KeyPath, arguments: object) -> str:
-    """Return the help for arguments that stand beside the key of the entry that takes them."""
-    if "args" not in keys_at(key):
-        return f"{dotted(key)} takes no arguments: name a function of yours that calls it with them"
-    shown = "..." if _is_hidden(str(key[-1]), arguments) else to_toml(arguments)
-    return f'write {key[-1]} = {{ entry = "module:name", args = {shown} }}'
-
-
-def _described(key: KeyPath) -> str:
-    """Return the first sentence of a key's description, to stand within a sentence."""
-    model = model_at(key[:-1])
-    words = (model and model.model_fields[str(key[-1])].description) or ""
-    return re.split(r"[.;] |\.$", words[:1].lower() + words[1:])[0]
 
 
 def _in_matrix(path: KeyPath, value: object) -> KeySuggestion:
@@ -343,19 +297,8 @@ def _in_matrix(path: KeyPath, value: object) -> KeySuggestion:
     name, own = str(path[-1]), keys_at(path[:-1])
     if near := nearest(name, own, _SURE if isinstance(value, list) else 0.6):
         return KeySuggestion(((*path[:-1], near[0]),), is_slip=True)
-    if name not in Job.model_fields:
-        as_axis = (
-            "; an axis stands below [matrix.axes], under the whole name of its key, as optimizer.args.lr"
-        )
-        return KeySuggestion((), note=f"{_listed(path[:-1], own)}{as_axis if len(path) == 2 else ''}")
-    key: KeyPath = (name,)
-    while isinstance(value, dict) and len(value) == 1:
-        [(inner, value)] = value.items()
-        key = (*key, inner)
-    text = to_toml(value) if isinstance(value, list) else ""
-    shown = text if 0 < len(text) <= _LONGEST else "[...]"
-    note = f"an axis stands below [matrix.axes], under the whole name of its key: {dotted(key)} = {shown}"
-    return KeySuggestion((), note=note)
+    listed = f"{_listed(path[:-1], own)}; an axis stands below [matrix.axes], under the whole name of its key, as optimizer.args.lr"
+    return KeySuggestion((), note=listed)
 
 
 def _listed(around: KeyPath, names: Sequence[str]) -> str:

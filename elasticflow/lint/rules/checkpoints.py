@@ -30,6 +30,8 @@ _SCALER = re.compile(r"scaler|(^|_)amp(_|$)", re.IGNORECASE)
 _AVERAGE = re.compile(r"(^|_)ema(_|$)|averag|(^|_)swa(_|$)|shadow", re.IGNORECASE)
 _RANDOM = re.compile(r"rng|random|generator", re.IGNORECASE)
 _MOVES = ("os.replace", "os.rename", "os.renames", "shutil.move", "shutil.copy", "shutil.copyfile", "shutil.copy2", "os.link", "os.symlink")  # fmt: skip
+_OPTIONS = {"args", "opt", "opts", "options", "cfg", "config", "hparams", "flags", "FLAGS"}
+_OF_PATHS = {"os.path.join", "pathlib.Path", "builtins.str"}
 # With these, each rank holds a part of its own, or the framework writes.
 _SHARDED = re.compile(
     r"FullyShardedDataParallel|\bFSDP\b|deepspeed|fully_shard|tensor_parallel|megatron|xla_model|torch_xla"
@@ -45,14 +47,14 @@ def saved_in_place(view: View) -> Iterator[Finding]:
     repeated = [save for save in saves if is_repeated(script, save.call)]
     if not repeated or len({_spelled(script, save.path) for save in repeated}) != 1:
         return
-    for save in repeated[:1]:
-        if save.has_model and _is_the_same_each_time(script, save.path):
-            yield Finding(
-                codes.LINT_SAVED_IN_PLACE,
-                save.call.func,
-                "each save writes over the only checkpoint: a kill while it does leaves none that can be read",
-                "write to a file beside it, then os.replace(temporary, path)",
-            )
+    given = values_given(script, repeated[0].path)
+    if repeated[0].has_model and len(given) == 1 and _is_fixed(script, given[0]):
+        yield Finding(
+            codes.LINT_SAVED_IN_PLACE,
+            repeated[0].call.func,
+            "each save writes over the only checkpoint: a kill while it does leaves none that can be read",
+            "write to a file beside it, then os.replace(temporary, path)",
+        )
 
 
 def _renames(script: Script) -> bool:
@@ -73,67 +75,41 @@ def _spelled(script: Script, path: ast.expr) -> str:
     return "|".join(sorted(ast.unparse(each) for each in given))
 
 
-def _is_the_same_each_time(script: Script, path: ast.expr) -> bool:
-    """Return whether a path is made of constants, options and attributes that nothing increments."""
-    given = values_given(script, path)
-    return len(given) == 1 and _is_fixed(script, given[0])
-
-
-def _is_fixed(script: Script, node: ast.expr, hops: int = 4) -> bool:
+def _is_fixed(script: Script, node: ast.expr, hops: int = 4, *, is_folder: bool = False) -> bool:
+    """Return whether an expression has one value in all of a run; a folder may be any option or constant."""
     match node:
         case ast.Constant(value=str()):
             return True
-        case ast.Name(id=name):
-            values = script.names.assigned(name)
-            if not values and hops and (given := values_given(script, node)) != [node]:
-                return bool(given) and all(_is_fixed(script, each, hops - 1) for each in given)
-            return len(values) == 1 and values[0] is not None and bool(hops) and not _is_in_loop(script, values[0]) and _is_fixed(script, values[0], hops - 1)  # fmt: skip
-        case ast.Attribute(value=ast.Name(id="self"), attr=name):
-            values = script.names.assigned_attribute(name)
-            return len(values) == 1 and values[0] is not None and bool(hops) and (_is_fixed(script, values[0], hops - 1) or _is_given_to_init(script, values[0]))  # fmt: skip
-        case ast.Attribute(value=ast.Name(id=owner), attr=name):  # args.checkpoint
-            words = {"args", "opt", "opts", "options", "cfg", "config", "hparams", "flags", "FLAGS"}
-            return owner in words and not _POSITION.search(name) and not script.names.assigned_attribute(name)
-        case ast.Call(args=parts, keywords=[]) if script.origin(node.func) in {"os.path.join", "pathlib.Path", "builtins.str"}:  # fmt: skip
-            return _all_fixed_or_folder(script, parts, hops)
+        case ast.Attribute(value=ast.Name(id=owner), attr=name) if owner != "self":  # args.checkpoint
+            is_option = is_folder or owner in _OPTIONS
+            return is_option and not _POSITION.search(name) and not script.names.assigned_attribute(name)
+        case ast.Name() | ast.Attribute():
+            return _is_assigned_once(script, node, hops)
+        case ast.Call(args=parts, keywords=[]) if script.origin(node.func) in _OF_PATHS:
+            pass
         case ast.BinOp(op=ast.Div() | ast.Add(), left=left, right=right):
-            return _all_fixed_or_folder(script, [left, right], hops)
-        case ast.JoinedStr(values=parts):
-            inner = [each.value if isinstance(each, ast.FormattedValue) else each for each in parts]
-            return _all_fixed_or_folder(script, inner, hops)
+            parts = [left, right]
+        case ast.JoinedStr(values=values):
+            parts = [each.value if isinstance(each, ast.FormattedValue) else each for each in values]
         case _:
             return False
-
-
-def _all_fixed_or_folder(script: Script, parts: Iterable[ast.expr], hops: int) -> bool:
-    """Return whether every part is fixed; the parts before the last may be any folder that no loop makes."""
-    parts = list(parts)
-    if not parts or not hops:
-        return False
-    *folders, last = parts
-    return _is_fixed(script, last, hops - 1) and all(
-        _is_fixed(script, each, hops - 1) or _is_plain_folder(script, each) for each in folders
+    return bool(parts and hops) and all(
+        _is_fixed(script, each, hops - 1, is_folder=each is not parts[-1]) for each in parts
     )
 
 
-def _is_plain_folder(script: Script, node: ast.expr) -> bool:
-    name = dotted_name(node)
-    if not name or _POSITION.search(name):
+def _is_assigned_once(script: Script, node: ast.Name | ast.Attribute, hops: int) -> bool:
+    """Return whether a variable or an attribute of `self` has one fixed value, or is a parameter that gets one."""
+    if isinstance(node, ast.Attribute):
+        values = script.names.assigned_attribute(node.attr)
+    else:
+        values = script.names.assigned(node.id) or [*values_given(script, node)]
+    if len(values) != 1 or not hops or (value := values[0]) is None or value is node:
         return False
-    values = script.names.assigned(name) if isinstance(node, ast.Name) else []
-    return all(value is not None and isinstance(value, ast.Constant) for value in values) and bool(
-        values or isinstance(node, ast.Attribute)
-    )
-
-
-def _is_in_loop(script: Script, node: ast.AST) -> bool:
-    return any(isinstance(whole, ast.For | ast.While) for whole, _ in script.above(node))
-
-
-def _is_given_to_init(script: Script, node: ast.expr) -> bool:
-    """Return whether an attribute is an argument of `__init__`, and every call in this file passes a fixed value."""
-    given = values_given(script, node)
-    return bool(given) and given != [node] and all(_is_fixed(script, each, 2) for each in given)
+    if any(isinstance(whole, ast.For | ast.While) for whole, _ in script.above(value)):
+        return False
+    given = values_given(script, value)
+    return bool(given) and all(_is_fixed(script, each, hops - 1) for each in given)
 
 
 def saved_by_all(view: View) -> Iterator[Finding]:
@@ -172,15 +148,14 @@ def _is_run_by_all(script: Script, node: ast.AST, hops: int = 6) -> bool:
             and may_choose_ranks(whole.test)
         ):
             return False
-        if isinstance(whole, ast.With | ast.Match) and _is_odd(whole):
+        if isinstance(whole, ast.Match) or (
+            isinstance(whole, ast.With) and may_choose_ranks(whole.items[0].context_expr)
+        ):
             return False
     function = script.function_of(node)
-    body = script.tree if function is None else function
-    exits = [
-        each for each in ast.walk(body) if isinstance(each, ast.If) and each.lineno < line and _leaves(each)
-    ]
-    if any(script.function_of(each) is function and may_choose_ranks(each.test) for each in exits):
-        return False
+    for each in script.nodes_of[function]:
+        if isinstance(each, ast.If) and each.lineno < line and may_choose_ranks(each.test) and _leaves(each):
+            return False
     if function is None:
         return True
     if function.decorator_list and not all(_is_plain_mark(mark) for mark in function.decorator_list):
@@ -199,10 +174,6 @@ def _is_started(script: Script, name: str) -> bool:
 def _is_plain_mark(mark: ast.expr) -> bool:
     name = dotted_name(mark.func if isinstance(mark, ast.Call) else mark).rpartition(".")[2]
     return name in {"record", "no_grad", "inference_mode", "staticmethod", "classmethod"}
-
-
-def _is_odd(whole: ast.With | ast.Match) -> bool:
-    return any(RANKISH.search(word) for word in words_of(whole.items[0].context_expr)) if isinstance(whole, ast.With) else True  # fmt: skip
 
 
 def _leaves(branch: ast.If) -> bool:

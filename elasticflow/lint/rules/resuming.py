@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.lint.rules.finding import Finding
-from elasticflow.lint.rules.saves import saves_in, state_loads, state_saves
+from elasticflow.lint.rules.saves import state_loads, state_saves
 from elasticflow.lint.script.forms import form_of, trains
 from elasticflow.lint.script.options import Options
-from elasticflow.lint.script.ranks import words_of
-from elasticflow.lint.script.values import is_repeated, values_given
+from elasticflow.lint.script.values import is_repeated
 from elasticflow.python_source.syntax import argument, called_name, has_unpacked
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from elasticflow.lint.rules.finding import View
     from elasticflow.lint.script.options import Option
-    from elasticflow.python_source.script import Script
+    from elasticflow.python_source.script import Function, Script
 
 _SAVING = re.compile(r"save|checkpoint|ckpt|snapshot|dump|persist", re.IGNORECASE)
 _TRAINERS = ("lightning.Trainer", "lightning.pytorch.Trainer", "pytorch_lightning.Trainer")
@@ -81,14 +81,7 @@ def _loads_to_train(script: Script) -> list[ast.Call]:
     options = Options(script)
     loads = [call for call in state_loads(script) if not _is_after_training(script, call)]
     guards = [(call, _guard_of(script, options, call)) for call in loads]
-    return [call for call, guard in guards if guard is None or not _TESTS.search(guard.option.name)]
-
-
-class _Guard(NamedTuple):
-    """A condition that is false without options, so that a load is not reached."""
-
-    option: Option
-    branch: ast.If
+    return [call for call, guard in guards if guard is None or not _TESTS.search(guard.name)]
 
 
 def loaded_by_argument(view: View) -> Iterator[Finding]:
@@ -104,26 +97,25 @@ def loaded_by_argument(view: View) -> Iterator[Finding]:
     if not loads or len(guarded) < len(loads):
         return
     # Besides loads that resume from a checkpoint, others may load pretrained weights.
-    meant = [each for each in guarded if _RESUMES.search(each[1].option.name)] or guarded
-    load = meant[0][0]
-    by = list({guard.option.spelling: guard for _, guard in meant}.values())
-    how, default = " or ".join(guard.option.spelling for guard in by), by[0].option.default
-    value = "off by default" if how.startswith("-") else f"{default!r} here"
+    meant = [each for each in guarded if _RESUMES.search(each[1].name)] or guarded
+    load, option = meant[0]
+    how = " or ".join(dict.fromkeys(guard.spelling for _, guard in meant))
+    value = "off by default" if how.startswith("-") else f"{option.default!r} here"
     yield Finding(
         codes.LINT_LOADED_BY_ARGUMENT,
         load.func,
         f"a checkpoint is loaded only by {how}, which is {value}: a restart runs the same command, and without it begins at the first step",
-        _advice(script, by[0], load) if len(by) == 1 else _LOOK,
+        _LOOK,
     )
 
 
-def _guard_of(script: Script, options: Options, node: ast.AST, hops: int = 4) -> _Guard | None:
-    """Return the guard of a place that is not reached without options; None if it may be reached."""
+def _guard_of(script: Script, options: Options, node: ast.AST, hops: int = 4) -> Option | None:
+    """Return the option without which a place is not reached; None if it may be reached."""
     for whole, part in script.above(node):
         if isinstance(whole, ast.If) and part is not whole.test:
             value, option = options.by_default(whole.test)
             if value is not None and option is not None and value is not (part in whole.body):
-                return _Guard(option, whole)
+                return option
     function = script.function_of(node)
     if function is None or not hops:
         return None
@@ -131,7 +123,7 @@ def _guard_of(script: Script, options: Options, node: ast.AST, hops: int = 4) ->
         if statement.lineno < getattr(node, "lineno", 0) and isinstance(statement, ast.If):
             value, option = options.by_default(statement.test)
             if value and option is not None and isinstance(statement.body[-1], ast.Return):
-                return _Guard(option, statement)
+                return option
     calls = [call for call in script.callers.get(function, []) if script.function_of(call) is not function]
     guards = [_guard_of(script, options, call, hops - 1) for call in calls]
     return guards[0] if guards and all(guard is not None for guard in guards) else None
@@ -140,16 +132,21 @@ def _guard_of(script: Script, options: Options, node: ast.AST, hops: int = 4) ->
 def _is_after_training(script: Script, node: ast.AST, hops: int = 4) -> bool:
     """Return whether a place comes after the training loop, where the best weights are loaded for a test."""
     function = script.function_of(node)
-    block = script.tree.body if function is None else function.body
-    loops = [
-        each for each in _flat(block) if isinstance(each, ast.For | ast.While) and _trains_in(script, each)
-    ]
-    if loops:
-        return getattr(node, "lineno", 0) > max(each.end_lineno or 0 for each in loops)
+    if end := _end_of_training(script, function):
+        return getattr(node, "lineno", 0) > end
     if function is None or not hops:
         return False
     calls = script.callers.get(function, [])
     return bool(calls) and all(_is_after_training(script, call, hops - 1) for call in calls)
+
+
+# A script may load at many places after one loop.
+@lru_cache(maxsize=256)
+def _end_of_training(script: Script, function: Function | None) -> int:
+    """Return the last line of the loops in a function, or in the module, that train; 0 if none does."""
+    block = script.tree.body if function is None else function.body
+    loops = (each for each in _flat(block) if isinstance(each, ast.For | ast.While))
+    return max((each.end_lineno or 0 for each in loops if _trains_in(script, each)), default=0)
 
 
 def _flat(block: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -167,55 +164,6 @@ def _trains_in(script: Script, node: ast.AST, hops: int = 4) -> bool:
         return True
     functions = {function for call in calls if (function := script.called(call)) is not None}
     return bool(hops) and any(_trains_in(script, function, hops - 1) for function in functions)
-
-
-def _advice(script: Script, guard: _Guard, load: ast.Call) -> str:
-    """Return advice, which names arguments only if they suit the first start, too, with or without a file."""
-    flag = guard.option.spelling
-    if guard.option.takes_value and flag.startswith("-"):
-        if "mkdir" in script.text.replace("makedirs", "mkdir") and _takes_newest(guard):
-            return f'add "{flag}=latest" to args of [script]: where there is none yet, the script begins at its first step'
-        path = _path_for(script, guard, load)
-        if path is not None:
-            return f'add "{flag}={path}" to args of [script]: without that file the script begins at its first step'
-    return _LOOK
-
-
-def _takes_newest(guard: _Guard) -> bool:
-    """Return whether the option may be `latest`, and a missing checkpoint is reported and skipped."""
-    inside = list(ast.walk(guard.branch))
-    is_known = any(isinstance(each, ast.Constant) and each.value == "latest" for each in inside)
-    passes = any(isinstance(each, ast.Compare) and isinstance(each.ops[0], ast.Is | ast.IsNot) and isinstance(each.comparators[0], ast.Constant) and each.comparators[0].value is None for each in inside)  # fmt: skip
-    return is_known and passes and not any(isinstance(each, ast.Raise | ast.Assert) for each in inside)
-
-
-def _path_for(script: Script, guard: _Guard, load: ast.Call) -> str | None:
-    """Return the only path that the script saves to, if the load first checks that the option's file exists."""
-    asked = None
-    for whole, part in script.above(load):
-        if isinstance(whole, ast.If) and part in whole.body and _asks_for_file(whole.test, guard.option.name):
-            asked = whole
-    if asked is None or any(
-        isinstance(each, ast.Raise | ast.Assert) or (isinstance(each, ast.Call) and called_name(each) in {"exit", "_exit"})
-        for statement in (*asked.orelse, *guard.branch.body[:1])
-        for each in ([statement] if statement is asked else ast.walk(statement))
-    ):  # fmt: skip
-        return None
-    paths = {
-        each.value if isinstance(each, ast.Constant) else None
-        for save in saves_in(script)
-        for each in values_given(script, save.path)
-    }
-    path = next(iter(paths)) if len(paths) == 1 else None
-    return path if isinstance(path, str) else None
-
-
-def _asks_for_file(test: ast.expr, name: str) -> bool:
-    return (
-        isinstance(test, ast.Call)
-        and called_name(test) in {"isfile", "exists", "is_file"}
-        and name in words_of(test)
-    )
 
 
 def trainer_without_checkpoint(view: View) -> Iterator[Finding]:

@@ -38,7 +38,9 @@ def _is_framework(script: Script) -> bool:
 def sampler_without_epoch(view: View) -> Iterator[Finding]:
     """Yield each DistributedSampler of a script that trains for several epochs and never calls set_epoch."""
     script = view.script
-    if "set_epoch" in script.text or _is_framework(script) or not _trains_epochs(script):
+    if "set_epoch" in script.text or _is_framework(script):
+        return
+    if not any(_is_in_epochs(script, call) for call in script.calls if called_name(call) == "backward"):
         return
     for call in script.calls_of(SAMPLER):
         shuffle = argument(call, "shuffle", 3)
@@ -55,12 +57,8 @@ def sampler_without_epoch(view: View) -> Iterator[Finding]:
         )
 
 
-def _trains_epochs(script: Script) -> bool:
-    """Return whether the file has a loop over epochs with the backward pass inside, directly or in a called function."""
-    return any(_is_in_epochs(script, call) for call in script.calls if called_name(call) == "backward")
-
-
 def _is_in_epochs(script: Script, node: ast.AST, hops: int = 4) -> bool:
+    """Return whether a place lies in a loop over epochs, of this function or of one that calls it."""
     loops = [whole for whole, part in script.above(node) if isinstance(whole, ast.For) and part in whole.body]
     if len(loops) > 1 and any(_is_epoch_loop(loop) for loop in loops[1:]):
         return True

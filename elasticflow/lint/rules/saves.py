@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from elasticflow.lint.script.ranks import words_of
@@ -14,7 +15,7 @@ from elasticflow.python_source.syntax import argument, called_name, dotted_name,
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from elasticflow.python_source.script import Script
+    from elasticflow.python_source.script import Function, Script
 
 _STATE = "state_dict"
 _BUFFERS = re.compile(r"^(buf|buffer|bio|bytes_io|stream|io)$|BytesIO|NamedTemporaryFile|TemporaryFile|tmp|temp|mkstemp", re.IGNORECASE)  # fmt: skip
@@ -57,6 +58,8 @@ class Contents:
         return _STATE in self.words
 
 
+# Several rules ask for them, of one script after the other.
+@lru_cache(maxsize=1)
 def saves_in(script: Script) -> list[Save]:
     """Return the calls of torch.save that write to a file, in the order of the file."""
     saves = []
@@ -131,16 +134,16 @@ def _of_pairs(script: Script, keys: list[ast.expr | None], values: list[ast.expr
     return Contents(frozenset(words), is_known)
 
 
-def _added(script: Script, name: str, scope: ast.AST | None) -> tuple[frozenset[str], bool]:
+def _added(script: Script, name: str, scope: Function | None) -> tuple[frozenset[str], bool]:
     """Return the words that `name[key] = value` adds to a dict later, and whether there can be no other additions."""
     words: set[str] = set()
     is_known = True
-    for node in script.nodes:
-        if isinstance(node, ast.Assign) and script.function_of(node) is scope:
+    for node in script.nodes_of[scope]:
+        if isinstance(node, ast.Assign):
             for target in node.targets:
                 if isinstance(target, ast.Subscript) and dotted_name(target.value) == name:
                     words |= words_of(target.slice) | words_behind(script, node.value, 2)
-        elif isinstance(node, ast.Call) and script.function_of(node) is scope:
+        elif isinstance(node, ast.Call):
             if dotted_name(node.func) in {f"{name}.update", f"{name}.setdefault"}:
                 words |= words_of(node)
                 is_known = False
@@ -169,14 +172,12 @@ def resumes(script: Script, load: ast.Call) -> bool:
     return any(_RESUMES.search(word) for word in words)
 
 
-def _keys_read(script: Script, name: str, scope: ast.AST | None) -> set[str]:
+def _keys_read(script: Script, name: str, scope: Function | None) -> set[str]:
     """Return the keys that a function reads from a dict."""
     return {
         word
-        for node in script.nodes
-        if isinstance(node, ast.Subscript)
-        and dotted_name(node.value) == name
-        and script.function_of(node) is scope
+        for node in script.nodes_of[scope]
+        if isinstance(node, ast.Subscript) and dotted_name(node.value) == name
         for word in words_of(node.slice)
     }
 
@@ -198,10 +199,10 @@ def _is_loaded_from(script: Script, load: ast.Call, target: ast.expr) -> bool:
     """Return whether a function assigns a load to a name and then calls `x.load_state_dict(name[...])`."""
     name, scope = dotted_name(target), script.function_of(load)
     return bool(name) and any(
-        called_name(call) == "load_state_dict"
-        and script.function_of(call) is scope
+        isinstance(call, ast.Call)
+        and called_name(call) == "load_state_dict"
         and any(_begins_with(each, name) for each in call.args)
-        for call in script.calls
+        for call in script.nodes_of[scope]
     )
 
 
@@ -223,13 +224,7 @@ def loaded_words(script: Script) -> set[str] | None:
             {dotted_name(target) for target in parent.targets} if isinstance(parent, ast.Assign) else set()
         )
         scope = script.function_of(load)
-        for call in script.calls:
-            given = {dotted_name(each) for each in (*call.args, *(each.value for each in call.keywords))}
-            is_taken = called_name(call) in {"load_state_dict", "print", "len", "set"}
-            if names & given and script.function_of(call) is scope and not is_taken:
-                return None
-        returned = [each.value for each in script.nodes if isinstance(each, ast.Return) and each.value]
-        if any(dotted_name(part) in names for value in returned for part in ast.walk(value)):
+        if any(_is_passed_on(node, names) for node in script.nodes_of[scope]):
             return None
         for name in names:
             words |= _keys_read(script, name, scope)
@@ -239,6 +234,15 @@ def loaded_words(script: Script) -> set[str] | None:
         elif called_name(call).startswith("load") and script.called(call) is None and not call.args:
             return None
     return words | {called_name(call) for call in state_loads(script)}
+
+
+def _is_passed_on(node: ast.AST, names: set[str]) -> bool:
+    """Return whether a node returns a variable of these names, or passes one to a function that may load from it."""
+    if isinstance(node, ast.Return):
+        return any(dotted_name(part) in names for part in ast.walk(node))
+    if not isinstance(node, ast.Call) or called_name(node) in {"load_state_dict", "print", "len", "set"}:
+        return False
+    return any(dotted_name(each) in names for each in (*node.args, *(each.value for each in node.keywords)))
 
 
 # Names of methods and functions that write a state.

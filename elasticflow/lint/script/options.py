@@ -24,13 +24,11 @@ class Option(NamedTuple):
         name: The attribute of the parsed arguments, or the variable of the module.
         spelling: The option as typed, `--resume`, or the variable.
         default: Value without the option.
-        takes_value: The option is followed by a value on the command line.
     """
 
     name: str
     spelling: str
     default: object
-    takes_value: bool
 
 
 class Options:
@@ -57,7 +55,7 @@ class Options:
             return None
         if not isinstance(self._script.scope_of(values[0]), ast.Module):
             return None
-        return Option(node.id, node.id, values[0].value, takes_value=False)
+        return Option(node.id, node.id, values[0].value)
 
     def by_default(self, test: ast.expr, hops: int = _MOST_HOPS) -> tuple[bool | None, Option | None]:
         """Return the value of a condition without options, and the option that decides it; None if uncertain."""
@@ -117,7 +115,6 @@ def _added(call: ast.Call) -> list[Option]:
     dest, action, default = argument(call, "dest"), argument(call, "action"), argument(call, "default")
     name = dest.value if isinstance(dest, ast.Constant) else spelling.lstrip("-").replace("-", "_")
     kind = action.value if isinstance(action, ast.Constant) else None
-    is_switch = action is not None and kind != "store"
     value: object = None
     if isinstance(default, ast.Constant):
         value = default.value
@@ -125,7 +122,7 @@ def _added(call: ast.Call) -> list[Option]:
         return []
     elif kind == "store_false":
         value = True
-    return [Option(str(name), spelling, value, takes_value=not is_switch)]
+    return [Option(str(name), spelling, value)]
 
 
 def _compared(value: object, operation: ast.cmpop, other: object) -> bool | None:

@@ -11,7 +11,8 @@ from elasticflow.python_source.script import Script
 if TYPE_CHECKING:
     from pathlib import Path
 
-_MENTIONS = ("torch", "accelerate", "lightning", "transformers", "deepspeed")
+MENTIONS = ("torch", "accelerate", "lightning", "transformers", "deepspeed")
+"""Libraries, one of which every training script imports."""
 
 
 def read(path: Path, name: str) -> Script:
@@ -46,7 +47,7 @@ def read(path: Path, name: str) -> Script:
         raise ScriptError(
             f"{name}{place}: no Python of this version: {error.msg}", "python -m py_compile says it, too"
         ) from error
-    if not any(word in script.text for word in _MENTIONS):
+    if not any(word in script.text for word in MENTIONS):
         raise ScriptError(
             f"{name} imports neither torch nor accelerate, lightning or transformers: it shows no training",
             "name the file that has the training loop; any script runs as it is by [script]: `elasticflow guide adopting`",

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -11,15 +12,18 @@ import pytest
 from elasticflow.compiler.entry_point.factories import CallForms
 from elasticflow.compiler.entry_point.functions import functions_of
 from elasticflow.compiler.entry_point.render import render, template
-from elasticflow.compiler.launch_folder.edited_entry_point import stale_import
 from elasticflow.compiler.provenance.job_json import job_digest
 from elasticflow.errors import JobRefusedError
 from elasticflow.jobfile.load import require_job
 from elasticflow.jobfile.type_checks.annotations import DatasetValue
+from elasticflow.python_source.bindings import bindings
+from elasticflow.python_source.modules import Finder, NoModuleError, source_of
+from elasticflow.system.installation import ABOVE_PACKAGE
 from tests.compiler.golden.regenerate import CASES, FILES, HERE, ROOT, made
 from tests.compiler.jobs import make_job
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from elasticflow.jobfile.tables.job import Job
@@ -237,7 +241,38 @@ def test_all_that_is_imported_is_there(name: str) -> None:
     job = make_job(**FEATURES[name])
     moves = CallForms(step_moves_optimizers=job.model.step is not None)
     for forms in (CallForms(), moves):
-        assert stale_import(_rendered(job, forms=forms)) is None
+        assert list(_not_there(_rendered(job, forms=forms))) == []
+
+
+def _is_module(finder: Finder, name: str) -> bool:
+    try:
+        return finder.find(name) is not None
+    except NoModuleError:
+        return False
+
+
+def _not_there(text: str) -> Iterator[str]:
+    """Yield each name that a text imports from elasticflow, or takes from a module of it, and that this version lacks."""
+    finder = Finder((), (ABOVE_PACKAGE,))
+    modules: dict[str, str] = {}
+    for node in ast.walk(ast.parse(text)):
+        names: list[tuple[str, str]] = []
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("elasticflow"):
+            names = [(str(node.module), each.name) for each in node.names]
+            modules |= {each.name: f"{node.module}.{each.name}" for each in node.names}
+        elif (
+            isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules
+        ):
+            names = [(modules[node.value.id], node.attr)]
+        for module, name in names:
+            is_there = (
+                bool(bindings(source_of(finder.find(module)), name)[0])
+                if _is_module(finder, module)
+                else True
+            )
+            is_there = is_there or _is_module(finder, f"{module}.{name}")
+            if not is_there:
+                yield f"{module}.{name}"
 
 
 def test_the_same_job_gives_the_same_bytes() -> None:

@@ -12,7 +12,6 @@ from elasticflow.compiler.launch_folder.edited_entry_point import edited_entry_p
 from elasticflow.compiler.launch_folder.materialize import materialize
 from elasticflow.compiler.plan.launch_plan import plan_job
 from elasticflow.compiler.provenance.drift import compare
-from elasticflow.errors import RecordError
 from elasticflow.jobfile.tables.job import Job
 from elasticflow.run_folder import RunFolder
 
@@ -58,47 +57,3 @@ def test_edited_entry_point_is_carried_forward_unless_the_job_changed(folder: Ru
     assert (
         said[-1] == f"the job changed, so train.py is made anew; the edited one stays in {folder.launch(1)}"
     )
-
-
-@pytest.mark.parametrize(
-    ("line", "stale"),
-    [
-        ("from elasticflow.runtime import replicas, worker", "elasticflow.runtime.replicas, in line {line}"),
-        ("import elasticflow.runtime.member", "elasticflow.runtime.member, in line {line}"),
-        (
-            "from elasticflow.runtime.training.ddp import DataParallel",
-            "elasticflow.runtime.training.ddp.DataParallel, in line {line}",
-        ),
-        (
-            "from elasticflow.runtime.training import ddp; made = ddp.DataParallel",
-            "elasticflow.runtime.training.ddp.DataParallel, in line {line}",
-        ),
-        ("from elasticflow.runtime.training import ddp; made = ddp.DDPStep", None),
-    ],
-)
-def test_edited_entry_point_of_an_earlier_version_is_refused_with_what_it_misses(
-    folder: RunFolder, line: str, stale: str | None
-) -> None:
-    """It would end with an import error in every worker: the file, the name and what to do are told instead."""
-    job = _job()
-    materialize(
-        plan_job(job, project_root=ROOT, job_files=[MNIST]),
-        job,
-        folder.launch(1),
-        project_root=ROOT,
-        overrides=["train.epochs=10"],
-    )
-    train = folder.launch(1) / "train.py"
-    text = train.read_text()
-    train.write_text(f"{text}{line}\n")
-    if stale is None:
-        assert train.read_text() == edited_entry_point(folder, ROOT, [], print)
-        return
-    with pytest.raises(RecordError) as caught:
-        edited_entry_point(folder, ROOT, [], print)
-    told = stale.format(line=len(text.splitlines()) + 1)
-    assert (
-        f"{train} was edited by hand and written by an earlier version: it uses {told}, which this version does not have"
-        == caught.value.message
-    )
-    assert "`elasticflow plan jobs/mnist.toml --set=train.epochs=10 -o DIR`" in (caught.value.remedy or "")

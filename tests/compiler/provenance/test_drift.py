@@ -168,6 +168,13 @@ def test_an_evaluation_that_the_learning_rate_goes_by_needs_consent() -> None:
     assert weights["lr_scheduler.metric"] == "corrupting"
 
 
+def test_a_schedule_and_the_evaluation_that_it_goes_by_may_come_together() -> None:
+    """The job had neither before."""
+    schedule = {"lr_scheduler__entry": "pieces:plateau", "lr_scheduler__interval": "evaluation"}
+    new = make_job(**schedule, lr_scheduler__metric="loss", evaluation__entry="pieces:digits")
+    assert "evaluation.entry" in {each.key for each in compare(make_job(), new)}
+
+
 def test_the_same_job_has_no_differences() -> None:
     """Nothing differs from itself."""
     assert compare(make_job(), make_job()) == []

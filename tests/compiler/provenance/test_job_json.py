@@ -58,3 +58,13 @@ def test_a_key_that_came_later_is_left_out_where_it_says_nothing() -> None:
     assert not {"samples", "collate"} & of_set.keys()
     grouped = make_job(optimizer__groups=[{"ndim": [0, 1], "args": {"lr": 1.0}}])
     assert job_from_json(job_to_json(grouped)) == grouped
+
+
+def test_a_variable_that_is_declared_no_secret_stays_one() -> None:
+    """A run that is resumed from its record, again and again, keeps it: what stands in a record is no secret."""
+    job = make_job(env__PUBLIC_KEY={"value": "abc", "secret": False}, env__API_KEY="hidden", env__A="1")
+    again = job_from_json(job_to_json(job))
+    assert job_to_json(again) == job_to_json(job)
+    assert again.env is not None
+    assert again.env.values() == {"PUBLIC_KEY": "abc", "A": "1"}
+    assert again.env.secrets() == frozenset()

@@ -12,6 +12,7 @@ import pytest
 from elasticflow.compiler import compile_job
 from elasticflow.compiler.launch_folder.materialize import read_plan
 from elasticflow.compiler.provenance.job_json import job_digest, job_from_json, job_to_json
+from elasticflow.compiler.provenance.sources import own_sources
 from elasticflow.jobfile.load import load_job, require_job
 from elasticflow.protocol.loop_settings import LoopSettings
 
@@ -127,6 +128,22 @@ def test_a_launch_is_the_scripts_own_files(project: Path, program: str, sources:
     assert script is not None
     assert [*compiled.plan.torchrun_args][-2:] == ["--lr=0.1", "two words"]
     assert compiled.plan.modules == ("json",)
+
+
+@pytest.mark.parametrize("program", ['module = "own.train"', 'entry = "src/train.py"'])
+def test_the_folders_of_job_path_end_its_search_path(project: Path, program: str) -> None:
+    """A module there is found, as the workers find it, and what the script imports from there is recorded."""
+    (project / "lib" / "own").mkdir(parents=True)
+    (project / "lib" / "own" / "train.py").write_text("import helper\n")
+    (project / "lib" / "helper.py").write_text("")
+    (project / "src" / "helper.py").unlink()
+    text = SCRIPT.replace('entry = "src/train.py"', program).replace("[script]", 'path = ["lib"]\n[script]')
+    (project / "job.toml").write_text(text)
+
+    loaded = require_job(project / "job.toml")
+    assert loaded.job is not None
+    assert loaded.diagnostics == []
+    assert "lib/helper.py" in own_sources(loaded.job, project, ["job.toml"])
 
 
 @pytest.mark.usefixtures("real_processes")

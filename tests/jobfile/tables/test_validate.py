@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elasticflow.jobfile.tables.job import Job
-from elasticflow.jobfile.wording.type_descriptions import keys_at
+from elasticflow.jobfile.wording.type_descriptions import example, keys_at, model_at
 from elasticflow.system.units import parse_duration, parse_interval, parse_size
 
 KEYS = {
@@ -80,3 +80,20 @@ def test_sizes_that_are_none(text: str) -> None:
     """Anything else is refused in words that say what is meant."""
     with pytest.raises(ValueError, match="must"):
         parse_size(text)
+
+
+INNER = [
+    ("dataset", "mix", 0), ("dataset", "collate"), ("dataset", "sampler"), ("optimizer", "groups", 0), ("evaluation", "val"),
+    ("evaluation", "metrics", "accuracy"), ("hooks", "on_step"), ("logging", "custom", "mine"), ("kubernetes", "volumes", "data"),
+    ("kubernetes", "tolerations", 0), ("env", "A"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", [*((name,) for name in Job.model_fields), *INNER])
+def test_each_key_that_a_table_needs_has_an_example(path: tuple[str | int, ...]) -> None:
+    """Which is shown where the key is missing."""
+    model = model_at(path)
+    assert model is not None
+    for key, field in model.model_fields.items():
+        if field.is_required():
+            assert example((*path, key)).startswith(f"{key} = ")

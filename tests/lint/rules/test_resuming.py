@@ -125,54 +125,6 @@ def test_arguments_are_followed_into_functions() -> None:
     assert "only by --resume, which is off by default" in message
 
 
-FILE_OR_NOT = """
-if args.resume:
-    if os.path.isfile(args.resume):
-        model.load_state_dict(torch.load(args.resume, 'cpu'))
-    else:
-        {otherwise}
-"""
-NEWEST = """
-os.makedirs(args.out, exist_ok=True)
-if args.resume:
-    if args.resume != "latest":
-        path = args.resume
-    else:
-        path = newest(args.out)
-    if path is None:
-        {otherwise}
-    else:
-        accelerator.load_state(path)
-"""
-
-
-@pytest.mark.parametrize(
-    ("loading", "otherwise", "save", "written"),
-    [
-        (
-            FILE_OR_NOT,
-            "print('none')",
-            "torch.save(model.state_dict(), 'last.pt')",
-            '"--resume=last.pt"',
-        ),
-        (FILE_OR_NOT, "raise SystemExit", "torch.save(model.state_dict(), 'last.pt')", None),
-        (FILE_OR_NOT, "sys.exit(1)", "torch.save(model.state_dict(), 'last.pt')", None),
-        (FILE_OR_NOT, "print('none')", SAVE, None),
-        (NEWEST, "print('none')", "accelerator.save_state(args.out)", '"--resume=latest"'),
-        (NEWEST, "raise ValueError", "accelerator.save_state(args.out)", None),
-    ],
-)
-def test_arguments_are_a_remedy_only_where_they_are_right_for_the_first_start(
-    loading: str, otherwise: str, save: str, written: str | None
-) -> None:
-    """Without a checkpoint the script must begin; else it has to look for its newest one itself."""
-    body = PARSER.format(options=PATH) + loading.format(otherwise=otherwise) + LOOP.format(save=save)
-    [(code, _, remedy)] = told(body)
-    assert code == "EF617"
-    assert ("to args of [script]" in remedy) == (written is not None)
-    assert (written or "have the script load its newest checkpoint") in remedy
-
-
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
