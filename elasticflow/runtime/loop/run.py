@@ -131,6 +131,7 @@ class Run:
         self._is_training = self._is_over = self._counts_on_snapshot = False
         # The code behind `step` in this pass belongs to the step: what is due is taken before the next pass.
         self._is_owing = self._is_in_steps = self._are_steps_over = False
+        self._steps_before = 0  # as earlier loops of `steps` counted them
         self._began_after = 0  # step
         self._quiet_steps = 0  # after which nothing is due but their line: see `_step_quietly`
 
@@ -217,7 +218,9 @@ class Run:
             self._own_data.note_seeds()
             self._pass.watch(state, computes_gradients=self._gradients is None)
             # The script's own variables, to name those that were forgotten.
-            self._script.watch(state, self._snapshots, objects, caller=sys._getframe(1))  # noqa: SLF001
+            caller = sys._getframe(1)  # noqa: SLF001
+            repeats_epochs = partial(self._begins_epoch_again, state)
+            self._script.watch(state, self._snapshots, objects, caller, repeats_epochs)
             self._script.resume(self._snapshots, self.schedule)
             if self._snapshots.restored is not None:
                 stands = "had finished" if self.is_finished else "continues"
@@ -308,14 +311,22 @@ class Run:
         was changed between `keep` and the loop is restored from the snapshot first.
 
         Raises:
-            StateError: `keep` was not called, a pass did not call `step`, or the loop is over `batches` or within `epochs`; or, on
-                resuming with a kept loader, the model or an optimizer was changed between `keep` and the loop.
+            StateError: `keep` was not called, a pass did not call `step`, or the loop is over `batches` or within `epochs`; earlier
+                loops leave no step of *number*; or, on resuming with a kept loader, the model or an optimizer was changed between
+                `keep` and the loop.
         """
         snapshots, _ = self._kept("steps")
         if type(number) is not int or number < 1:
             raise StateError(f"run.steps({number!r}): the number of steps is a whole number from 1")
         if self._stages.epochs is not None:
             raise StateError("run.steps was called inside of run.epochs", "count either steps or epochs")
+        done = max(self._steps_before, self.position.step if self._is_training else 0)
+        if number <= done:
+            raise StateError(
+                f"run.steps({number}) counts the steps of the whole run, and {done} of them are those of the loops before: none is left",
+                f"run.steps({done + number}) makes {number} more",
+            )
+        self._steps_before = number
         return self._through_steps(number, snapshots)
 
     @property
@@ -383,6 +394,7 @@ class Run:
         in_epochs = self._stages.epochs
         arguments = given if in_epochs is None else {**given, "epochs": in_epochs.number}
         if self._is_training and self.worker.should_leave:
+            self.schedule.has_more = True
             return Batches(lambda: iter(()))
         self._meet(Call.BATCHES)
         with _ends_here_if_asked(self.worker):
@@ -686,7 +698,8 @@ class Run:
             )
         if not self._is_training:
             snapshots.use_data(OpenedDataset(None))
-            self._begin()
+            with _ends_here_if_asked(self.worker):
+                self._begin()
             if self.position.step > 0:
                 self._own_data.note_resumed()
             if self.rank == 0:
@@ -817,6 +830,8 @@ class Run:
         stage = self._stages.begin_epochs(number)
         if stage == stage_of(self.position):
             snapshots.put_back(is_last=self.position.is_epoch_end)
+        elif stage > stage_of(self.position) and self.worker.should_leave:
+            self.schedule.has_more = True
         try:
             while not self.worker.should_leave:
                 done = within(self.position).epoch if stage == stage_of(self.position) else 0

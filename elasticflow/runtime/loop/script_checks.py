@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from elasticflow import events
 from elasticflow.runtime.loop import drift
 from elasticflow.runtime.loop.loop_schedule import within
-from elasticflow.runtime.loop.script_state import CARRIED, COUNTER, ScriptState, argument_for
+from elasticflow.runtime.loop.script_state import CARRIED, COUNTER, POOL, ScriptState, argument_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -42,9 +42,18 @@ class ScriptChecks:
         worker.vote.may_skip = False
         self._has_looked_for_enumerate = False
 
-    def watch(self, state: State, snapshots: Snapshots, passed: Mapping[str, Any], caller: FrameType) -> None:
+    def watch(
+        self,
+        state: State,
+        snapshots: Snapshots,
+        passed: Mapping[str, Any],
+        caller: FrameType,
+        repeats_epochs: Callable[[], bool],
+    ) -> None:
         """Look from now on at the state in variables of *caller*, which has given *passed* to `Run.keep`."""
-        snapshots.unsaved.add(ScriptState(state, caller, passed, self._ignored, self._tell_of_left_out))
+        snapshots.unsaved.add(
+            ScriptState(state, caller, passed, self._ignored, self._tell_of_left_out, repeats_epochs)
+        )
 
     def resume(self, snapshots: Snapshots, schedule: LoopSchedule) -> None:
         """Take up where the snapshot that was restored ended, if there is one. Collective: every rank.
@@ -95,6 +104,8 @@ class ScriptChecks:
                 argument += (
                     ", and set it from run.kept, or keep its object, with a state_dict and a load_state_dict,"
                 )
+            if kind == POOL:
+                argument += ", a list or dict, or its object with a state_dict (arrays by torch.from_numpy),"
             if kind == CARRIED:
                 argument = (
                     f"a restart makes it anew before the loop; make it within each pass, or {argument}, a tensor that each pass "
