@@ -24,35 +24,56 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
-def carried_in(frame: FrameType) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors and arrays that the loops around the current line of *frame* carry, by variable.
+def carried_in(frame: FrameType, line: int) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors and arrays that the loops around *line* of *frame* carry, by variable.
 
     A single number is not among them: it is often a sum to be printed.
     """
-    for name in _names(frame.f_code.co_filename, frame.f_lineno):
+    for name in _names(frame.f_code.co_filename, line):
         value = frame.f_locals.get(name)
         for each in value if isinstance(value, tuple) else (value,):
-            size = each.numel() if isinstance(each, Tensor) else getattr(each, "size", 0)
-            if isinstance(each, Tensor | np.ndarray) and size > 1:
+            if is_several_numbers(each):
                 yield name, each
 
 
+def is_several_numbers(value: Any) -> bool:
+    """Return True for a tensor or an array of two or more numbers."""
+    size = value.numel() if isinstance(value, Tensor) else getattr(value, "size", 0)
+    return isinstance(value, Tensor | np.ndarray) and size > 1
+
+
+def line_of_epochs(frame: FrameType) -> int | None:
+    """Return the line at which the loop over `Run.epochs` begins that *frame* is in; None if it is in no such loop."""
+    for loop in _loops_around(frame.f_code.co_filename, frame.f_lineno):
+        calls = ast.walk(loop.iter) if isinstance(loop, ast.For) else ()
+        if any(isinstance(each, ast.Attribute) and each.attr == "epochs" for each in calls):
+            return loop.lineno
+    return None
+
+
 @cache
-def _names(file: str, line: int) -> tuple[str, ...]:
-    """Return the names that a loop around *line* reads before it assigns them; none if the source cannot be read."""
+def _loops_around(file: str, line: int) -> tuple[ast.For | ast.While, ...]:
+    """Return the loops around *line*; none if the source cannot be read."""
     try:
         tree = parse("".join(linecache.getlines(file)))
     except SyntaxError:
         return ()
+    return tuple(
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.For | ast.While) and node.lineno <= line <= (node.end_lineno or 0)
+    )
+
+
+@cache
+def _names(file: str, line: int) -> tuple[str, ...]:
+    """Return the names that a loop around *line* reads before it assigns them."""
     names: dict[str, None] = {}
-    for loop in ast.walk(tree):
-        if isinstance(loop, ast.For | ast.While) and loop.lineno <= line <= (loop.end_lineno or 0):
-            head = loop.target if isinstance(loop, ast.For) else loop.test
-            uses = [use for part in (head, *loop.body) for use in _uses(part)]
-            first = dict(reversed(uses))
-            names |= {
-                name: None for name, is_read in uses if is_read and first[name] and (name, False) in uses
-            }
+    for loop in _loops_around(file, line):
+        head = loop.target if isinstance(loop, ast.For) else loop.test
+        uses = [use for part in (head, *loop.body) for use in _uses(part)]
+        first = dict(reversed(uses))
+        names |= {name: None for name, is_read in uses if is_read and first[name] and (name, False) in uses}
     return tuple(names)
 
 

@@ -337,7 +337,8 @@ def part_of(name: str, value: Any) -> Any:
     """
     if isinstance(value, GENERATORS):
         return Generator(value)
-    return Value(name, value) if type(value) in _PLAIN else value
+    is_plain = type(value) in _PLAIN or isinstance(value, nn.Parameter)
+    return Value(name, value) if is_plain else value
 
 
 def require_storable(name: str, value: Any) -> None:

@@ -28,12 +28,13 @@ class LoopSchedule:
         steps: The current stage's own schedule, which counts from the stage's beginning; None: the script reads its data.
         epochs: Epochs of the current stage where the script reads its data inside `Run.epochs`; None: unknown.
         has_ended: The script says that its loop is over.
+        has_more: The script came to a loop of a later stage, which it does not begin: the run was asked to exit.
     """
 
     def __init__(self) -> None:
         self.steps: IndexSchedule | ShardSchedule | None = None
         self.epochs: int | None = None
-        self.has_ended = False
+        self.has_ended = self.has_more = False
 
     @property
     def start(self) -> Position:
@@ -56,7 +57,9 @@ class LoopSchedule:
         return _OWN_ORDER if self.steps is None else self.steps.order_record
 
     def is_end(self, position: Position) -> bool:
-        """True if no step of the current stage is left after *position*."""
+        """True if no step of the current stage is left after *position*, and no later stage is known."""
+        if self.has_more:
+            return False
         if self.has_ended:
             return True
         if self.steps is not None:

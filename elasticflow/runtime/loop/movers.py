@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from elasticflow.errors import StateError
+from elasticflow.runtime.process.torch_private import version_of
 from elasticflow.runtime.training.several_optimizers import parameters_of
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Movers:
         self._depth = 0
         self._has_moved = self._has_gradient = self._is_settled = False
         self._others: set[_Other] = set()
+        self._versions_before = self._versions()
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
 
@@ -68,9 +70,14 @@ class Movers:
         others, self._others = self._others, set()
         for other in others:
             self._require_harmless(other)
-        if self._has_moved and not self._is_settled:
+        if not self._has_moved:
+            self._versions_before = self._versions()
+        elif not self._is_settled:
             self._require_whole()
             self._is_settled = True
+
+    def _versions(self) -> int:
+        return sum(version_of(parameter) for parameter in self._model.parameters())
 
     def _before_step(self, optimizer: Optimizer, *_: object) -> None:
         if id(optimizer) in self._kept:
@@ -100,7 +107,9 @@ class Movers:
                 f"the model is moved by an optimizer that run.keep was not given, a {other.kind}: no snapshot holds its state",
                 _REMEDY,
             )
-        if other.is_alike and not other.moves_model and not self._has_moved:
+        # A script that writes the kept model's weights itself, as federated averaging does, has not made it anew.
+        is_alone = not other.moves_model and not self._has_moved and self._versions() == self._versions_before
+        if other.is_alike and is_alone:
             raise StateError(
                 f"the kept optimizer did not move, and another one did, a {other.kind}, on parameters of the same shapes: "
                 f"model and optimizer were {_BOUND_ANEW}",

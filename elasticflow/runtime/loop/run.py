@@ -172,14 +172,16 @@ class Run:
         was changed between `keep` and the loop is restored from the snapshot first.
 
         Raises:
-            StateError: `keep` was not called, a pass did not call `step`, or the loop is over `batches` or within `epochs`; or, on
-                resuming with a kept loader, the model or an optimizer was changed between `keep` and the loop.
+            StateError: `keep` was not called, a pass did not call `step`, or the loop is over `batches` or within `epochs`; earlier
+                loops leave no step of *number*; or, on resuming with a kept loader, the model or an optimizer was changed between
+                `keep` and the loop.
         """
         self._loop.kept("steps")
         if type(number) is not int or number < 1:
             raise StateError(f"run.steps({number!r}): the number of steps is a whole number from 1")
         if self._loop.stages.epochs is not None:
             raise StateError("run.steps was called inside of run.epochs", "count either steps or epochs")
+        self._loop.require_steps_left(number)
         return self._loop.steps(number)
 
     @property

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from elasticflow import events
 from elasticflow.runtime.loop import drift
 from elasticflow.runtime.loop.loop_schedule import within
-from elasticflow.runtime.loop.script_state import CARRIED, COUNTER, ScriptState, argument_for
+from elasticflow.runtime.loop.script_state import CARRIED, COUNTER, POOL, ScriptState, argument_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -49,6 +49,7 @@ class ScriptChecks:
         schedule: LoopSchedule,
         passed: Mapping[str, Any],
         caller: FrameType,
+        repeats_epochs: Callable[[], bool],
     ) -> None:
         """Take up where the snapshot that was restored ended, if there is one. Collective: every rank.
 
@@ -57,7 +58,9 @@ class ScriptChecks:
         Raises:
             LoopDriftError: an argument of `join` differs from what the snapshot was taken with.
         """
-        snapshots.unsaved.add(ScriptState(state, caller, passed, self._ignored, self._tell_of_left_out))
+        snapshots.unsaved.add(
+            ScriptState(state, caller, passed, self._ignored, self._tell_of_left_out, repeats_epochs)
+        )
         worker, settings = self._worker, drift.of_join(self._worker, self._gradients)
         snapshots.describe_loop(settings)
         if snapshots.restored is None:
@@ -101,6 +104,8 @@ class ScriptChecks:
                 argument += (
                     ", and set it from run.kept, or keep its object, with a state_dict and a load_state_dict,"
                 )
+            if kind == POOL:
+                argument += ", a list or dict, or its object with a state_dict (arrays by torch.from_numpy),"
             if kind == CARRIED:
                 argument = (
                     f"a restart makes it anew before the loop; make it within each pass, or {argument}, a tensor that each pass "

@@ -36,6 +36,7 @@ _OURS = "elasticflow."
 _SIMPLE = (bool, int, float, str)
 COUNTER = "number that changes with the steps"
 CARRIED = "value that one pass leaves to the next"
+POOL = "collection of tensors that changes with the steps"
 
 
 class Found(NamedTuple):
@@ -45,12 +46,14 @@ class Found(NamedTuple):
         path: Expression for the object in the script: `self.ema`.
         is_told: It is told as soon as it is found, not only once it changes.
         is_copy: It is a dict of the model's weights, such as the best of the run; one from before `run.keep` is made again at each start.
+        is_pool: It is a list, deque or dict of tensors or arrays.
     """
 
     path: str
     value: Any
     is_told: bool
     is_copy: bool = False
+    is_pool: bool = False
 
     @property
     def kind(self) -> str:
@@ -76,6 +79,7 @@ class ScriptState:
         passed: Arguments of `run.keep`.
         ignored: Paths that are no state, as a refusal names them.
         tell: Called with name and kind of what no snapshot holds.
+        repeats_epochs: Tells whether a restart begins the epoch anew, so that passes inside it carry nothing over a restart.
     """
 
     def __init__(
@@ -85,7 +89,9 @@ class ScriptState:
         passed: Mapping[str, Any],
         ignored: Sequence[str],
         tell: Callable[[str, str], None],
+        repeats_epochs: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._repeats_epochs = repeats_epochs
         self._state, self._ignored, self._tell = state, tuple(ignored), tell
         self._code, self._globals = frame.f_code, frame.f_globals
         self._told: set[str | int] = set()
@@ -102,6 +108,7 @@ class ScriptState:
         }
         self._at_first = dict(self._values)
         self._counters: dict[str, int | float] = {}
+        self._pools: dict[str, list[weakref.ref[Any]]] = {}
         found = self._found(variables)
         self._copies_at_first = {id(each.value): each.value for each in found if each.is_copy}
         self._tell_of(found)
@@ -122,7 +129,9 @@ class ScriptState:
         found = self._found(variables)
         self._tell_of(found)
         for each in found:
-            if is_thorough or not isinstance(each.value, nn.Module | Optimizer):
+            if each.is_pool:
+                self._tell_of_pool(each)
+            elif is_thorough or not isinstance(each.value, nn.Module | Optimizer | Tensor):
                 self._compare(each)
         self._compare_rates()
         self._compare_values(variables)
@@ -153,7 +162,8 @@ class ScriptState:
             if each.is_told:
                 self._tell_once(id(each.value), each.path, each.kind)
             if each.is_copy and id(each.value) not in self._copies_at_first:
-                self._tell_once(each.path, each.path, each.kind)
+                # A list of copies gets one message.
+                self._tell_once(re.sub(r"\[\d+\]", "[]", each.path), each.path, each.kind)
         for name, optimizer in self._unscheduled():
             if id(optimizer) not in scheduled:
                 self._tell_once(name, "scheduler", f"learning-rate schedule that was made for {name}")
@@ -170,6 +180,14 @@ class ScriptState:
         has_changed = before is not None and before.value() is each.value and before.mark != mark
         if has_changed and not unsaved.is_ignored(each.path, self._ignored):
             raise refusal(each.path, each.kind)
+
+    def _tell_of_pool(self, pool: Found) -> None:
+        """Tell of *pool* if it has tensors of the last look, and others besides: a replay buffer, a pool of images."""
+        now = {id(each): each for each in _tensors_among(pool.value)}
+        before = {id(each) for each in (reference() for reference in self._pools.get(pool.path, ()))}
+        if before & now.keys() and now.keys() - before:
+            self._tell_once(pool.path, pool.path, POOL)
+        self._pools[pool.path] = [weakref.ref(each) for each in now.values()]
 
     def _unscheduled(self) -> Iterator[tuple[str, Optimizer]]:
         """Yield the kept optimizers that a schedule was made for which is not kept."""
@@ -205,8 +223,16 @@ class ScriptState:
     def _tell_of_carried(self, frames: Sequence[FrameType]) -> None:
         """Tell of tensors and arrays that the loop carries from pass to pass and no kept object holds."""
         own: set[int] = set()
-        for frame in frames:
-            for name, value in carried_values.carried_in(frame):
+        lines = [(frame, frame.f_lineno) for frame in frames]
+        if self._repeats_epochs():
+            # The epoch makes again what passes inside it carry.
+            starts = [carried_values.line_of_epochs(frame) for frame in frames]
+            first = next((number for number, start in enumerate(starts) if start is not None), 0)
+            lines = [(frame, start or line) for (frame, line), start in zip(lines, starts, strict=True)][
+                first:
+            ]
+        for frame, line in lines:
+            for name, value in carried_values.carried_in(frame, line):
                 own = own or {id(each) for each in _kept(self._state)} | _tensors_of(self._state)
                 if id(value) not in own:
                     self._tell_once(name, name, CARRIED)
@@ -226,6 +252,7 @@ def found_in(state: State, variables: Mapping[str, Any]) -> Iterator[Found]:
     """Yield what *variables* hold that has a state, and is neither kept nor a part of what is kept."""
     seen = {id(value) for value in _kept(state)} | reachable.shared_generators()
     tensors, weights = _tensors_of(state), {name for name, _ in state.model.named_parameters()}
+    trained = _trained_alone(state)
     waiting: deque[tuple[str, Any, int]] = deque(
         (name, value, 0) for name, value in list(variables.items()) if not name.startswith("_")
     )
@@ -236,17 +263,47 @@ def found_in(state: State, variables: Mapping[str, Any]) -> Iterator[Found]:
         if {id(value), id(kept.inside(value))} & seen:
             continue
         seen.add(id(value))
-        if isinstance(value, reachable.GENERATORS):
-            yield Found(path, value, is_told=False)
-        elif _has_state(value, tensors):
-            has_parameters = not isinstance(value, nn.Module) or any(True for _ in value.parameters())
-            yield Found(path, value, is_told=has_parameters)
-        elif _holds_all(value, weights):
-            yield Found(path, value, is_told=False, is_copy=True)
-        elif _is_environment(value):
-            yield Found(path, value, is_told=True)
+        found = _as_found(path, value, tensors, weights, trained)
+        if found is not None:
+            yield found
         elif depth < _DEEPEST and _is_followed(value):
             waiting.extend((inner, each, depth + 1) for inner, each in _members(path, value))
+    yield from trained.values()
+
+
+def _as_found(
+    path: str, value: Any, tensors: set[int], weights: set[str], trained: dict[int, Found]
+) -> Found | None:
+    """Return *value* as an object with state of its own; None if it has none. Tensors that it holds are removed from *trained*."""
+    if isinstance(value, reachable.GENERATORS):
+        return Found(path, value, is_told=False)
+    if trained.pop(id(value), None) is not None or _is_environment(value):
+        return Found(path, value, is_told=True)
+    if _has_state(value, tensors):
+        parameters = list(value.parameters()) if isinstance(value, nn.Module) else []
+        for parameter in parameters:
+            trained.pop(id(parameter), None)
+        return Found(path, value, is_told=not isinstance(value, nn.Module) or bool(parameters))
+    if _holds_all(value, weights):
+        return Found(path, value, is_told=False, is_copy=True)
+    return Found(path, value, is_told=False, is_pool=True) if _tensors_among(value) else None
+
+
+def _trained_alone(state: State) -> dict[int, Found]:
+    """Return the tensors that kept optimizers move and no kept object holds, by `id`: a learned temperature, say."""
+    held = _tensors_of(state)
+    for value in _kept(state):
+        held |= {id(value), *map(id, value.parameters() if isinstance(value, nn.Module) else ())}
+    return {
+        id(tensor): Found(
+            f"{name.removeprefix('optimizer.')}.param_groups[{i}]['params'][{j}]", tensor, is_told=False
+        )
+        for name, optimizer in state.optimizers.items()
+        if not unsaved.has_own_state(optimizer)
+        for i, group in enumerate(optimizer.param_groups)
+        for j, tensor in enumerate(group["params"])
+        if id(tensor) not in held
+    }
 
 
 def _holds_all(value: Any, weights: set[str]) -> bool:
@@ -254,6 +311,17 @@ def _holds_all(value: Any, weights: set[str]) -> bool:
     if not isinstance(value, Mapping) or not 0 < len(weights) <= len(value):
         return False
     return weights <= {str(key).removeprefix("module.") for key in value}
+
+
+def _tensors_among(value: Any) -> list[Any]:
+    """Return the tensors and arrays in a list, deque or dict of nothing else, or of tuples with them; of a long one those at both ends."""
+    if not isinstance(value, dict | list | deque):
+        return []
+    items = list(value.values() if isinstance(value, dict) else value)
+    ends = [*items[:_MOST_ITEMS], *items[_MOST_ITEMS:][-_MOST_ITEMS:]]
+    parts = [item if isinstance(item, tuple) else (item,) for item in ends]
+    among = [[each for each in part if carried_values.is_several_numbers(each)] for part in parts]
+    return [each for part in among for each in part] if all(among) else []
 
 
 def _holders_of(kept_ids: set[int], variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -377,6 +445,8 @@ def _mark_of(value: Any, kept_tensors: set[int]) -> Any:
         return unsaved.generator_state(value)
     if isinstance(value, nn.Module):
         return unsaved.marks_of(list(reachable.leaves({"": _own_state(value, kept_tensors)}, {})))
+    if isinstance(value, Tensor):
+        return unsaved.marks_of([reachable.Leaf("", value)])
     if isinstance(value, Optimizer | LRScheduler) or kept.is_scaler(value):
         return unsaved.marks_of(list(reachable.leaves({"": value.state_dict()}, {})))
     return None
@@ -401,4 +471,4 @@ def refusal(path: str, kind: str) -> StateError:
 def argument_for(path: str) -> str:
     """Return a name under which `run.keep` can be given what lies at *path*."""
     words = re.findall(r"[A-Za-z_]\w*", path)
-    return words[-1] if words else "state"
+    return words[-1] if words and words[-1] != "self" else "state"

@@ -119,6 +119,7 @@ class TrainingLoop:
         self._is_training = self._is_over = self._counts_on_snapshot = False
         # The code behind `step` in this pass belongs to the step: what is due is taken before the next pass.
         self._is_owing = self._is_in_steps = self._are_steps_over = False
+        self._steps_before = 0  # as earlier loops of `steps` counted them
         self._began_after = 0  # step
         self._handled = sys.exception()  # the whole run may be in an `except` of the script's
         self._quiet_steps = 0  # after which nothing is due but their line: see `_step_quietly`
@@ -181,7 +182,8 @@ class TrainingLoop:
         if self._script is not None:
             self._own_data.note_seeds()
             self._pass.watch(state, computes_gradients=self.gradients is None)
-            self._script.begin(state, snapshots, self.schedule, objects, caller)
+            repeats_epochs = partial(self._begins_epoch_again, state)
+            self._script.begin(state, snapshots, self.schedule, objects, caller, repeats_epochs)
             if snapshots.restored is not None:
                 stands = "had finished" if self.is_finished else "continues"
                 self._tell(
@@ -210,6 +212,8 @@ class TrainingLoop:
         stage = self.stages.begin_epochs(number)
         if stage == stage_of(self.position):
             snapshots.put_back(is_last=self.position.is_epoch_end)
+        elif stage > stage_of(self.position) and self.worker.should_leave:
+            self.schedule.has_more = True
         try:
             while not self.worker.should_leave:
                 done = within(self.position).epoch if stage == stage_of(self.position) else 0
@@ -226,6 +230,16 @@ class TrainingLoop:
             self.stages.end_epochs()
         if stage == stage_of(self.position) and self.schedule.steps is None:
             self.schedule.epochs = number
+
+    def require_steps_left(self, number: int) -> None:
+        """Raise StateError if earlier loops have made all of the first *number* steps, in this launch."""
+        done = max(self._steps_before, self.position.step if self._is_training else 0)
+        if number <= done:
+            raise StateError(
+                f"run.steps({number}) counts the steps of the whole run, and {done} of them are those of the loops before: none is left",
+                f"run.steps({done + number}) makes {number} more",
+            )
+        self._steps_before = number
 
     def steps(self, number: int) -> Iterator[int]:
         """Yield the number of each remaining step; see `Run.steps`."""
@@ -280,6 +294,7 @@ class TrainingLoop:
         in_epochs = self.stages.epochs
         arguments = given if in_epochs is None else {**given, "epochs": in_epochs.number}
         if self._is_training and self.worker.should_leave:
+            self.schedule.has_more = True
             return Batches(lambda: iter(()))
         settings = drift.of_batches(**arguments)
         self._meet(Call.BATCHES)
@@ -361,7 +376,8 @@ class TrainingLoop:
             )
         if not self._is_training:
             snapshots.use_data(OpenedDataset(None))
-            self._begin()
+            with _ends_here_if_asked(self.worker):
+                self._begin()
             if self.position.step > 0:
                 self._own_data.note_resumed()
             if self.worker.rank == 0:
@@ -545,8 +561,7 @@ class TrainingLoop:
         worker, epochs = self.worker, self.stages.epochs
         is_own = self.schedule.steps is None
         is_epoch_end = epochs is not None and not is_own and self.position.is_epoch_end
-        # A restart begins the epoch again where the script reads its data itself, by a loader without a state.
-        waits = is_epoch_end or (is_own and epochs is not None and not kept.has_loader(state))
+        waits = is_epoch_end or self._begins_epoch_again(state)
         is_late = not waits and self._is_late(is_own=is_own)
         is_wanted = snapshots.after_step(self.position, takes=not (waits or is_late))
         if waits and not is_own:
@@ -562,6 +577,11 @@ class TrainingLoop:
             snapshots.finish(self.position)
         if is_own and epochs is not None and not self.is_finished:
             self._end(takes_snapshot=False)
+
+    def _begins_epoch_again(self, state: State) -> bool:
+        """Return True if a restart begins the epoch again: the script reads its data itself, by a loader without a state."""
+        is_own = self.schedule.steps is None and self.stages.epochs is not None
+        return is_own and not kept.has_loader(state)
 
     def _may_be_ahead(self, state: State) -> bool:
         """Return True if what the script keeps beside models may be ahead of the last step: a loader's place, a count of this pass."""

@@ -174,7 +174,11 @@ class Snapshots:
 
     def begin_stage(self, number: int) -> None:
         """Have snapshots name the data read until now as the data of stage *number*, which has ended. Every rank."""
-        self._metadata.past_data[f"{TRAINING_DATA} of stage {number}"] = self._dataset.fingerprint or ""
+        fingerprint, unchecked = self._dataset.fingerprint, self._unchecked
+        if unchecked is not None:
+            # The stage had ended when the restored snapshot was taken, and a loop over epochs does not open its data again.
+            fingerprint, self._unchecked = unchecked[1].fingerprints.get(TRAINING_DATA), None
+        self._metadata.past_data[f"{TRAINING_DATA} of stage {number}"] = fingerprint or ""
 
     def require_past_data(self, number: int, dataset: OpenedDataset) -> None:
         """Compare the data of stage *number*, which had ended when the snapshot was taken. Every rank.

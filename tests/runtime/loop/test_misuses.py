@@ -409,6 +409,31 @@ assert run.is_finished
 run.finish()
 """
 STEPS_OF_RUN, COUNTED_STEPS = "for step in run.steps(15):", "while (step := run.position.step) < 15:"
+TWO_FLAT_PHASES = """
+run, model, optimizer = begin()
+for batch in run.batches(Numbers(), size=8, epochs=2):
+    if START == 1 and batch.end.step == 10: os.kill(os.getpid(), 15)
+    run.step(loss=learn(model, optimizer, batch))
+for batch in run.batches(Numbers(20, first=5), size=4, epochs=1):
+    run.step(loss=learn(model, optimizer, batch))
+assert run.is_finished == (START == 2)
+run.finish()
+"""
+TWO_PHASES = """
+run, model, optimizer = begin()
+for epoch in run.epochs(2):
+    for batch in run.batches(Numbers(), size=8):
+        if START == 1 and batch.end.step == 10: os.kill(os.getpid(), 15)
+        run.step(loss=learn(model, optimizer, batch))
+for epoch in run.epochs(1):
+    for batch in run.batches(Numbers(20, first=5), size=4):
+        run.step(loss=learn(model, optimizer, batch))
+assert run.is_finished == (START == 2)
+run.finish()
+"""
+ASKED_EARLY = NOISY_STEPS.replace("die()", "pass").replace(
+    "    run.step(", "    if START == 1 and step == 0: os.kill(os.getpid(), 15)\n    run.step("
+)
 BEHIND_KEEP = """
 run, model, optimizer = begin()
 model.load_state_dict({'seen': torch.ones(SAMPLES)})
@@ -722,6 +747,18 @@ COUNTED = [
         for step in run.steps(3):
             pass
         """,
+    ),
+    refused(
+        "a second loop over as many steps of the run",
+        "run.steps(15) counts the steps of the whole run, and 15 of them are those of the loops before",
+        NOISY_STEPS.replace("assert run.is_finished", "for step in run.steps(15): pass"),
+        before=(KILLED,),
+    ),
+    right(
+        "a request to exit in the first pass over data of its own",
+        ASKED_EARLY,
+        before=(0,),
+        like=NOISY_STEPS.replace("die()", "pass"),
     ),
     refused(
         "run.batches inside of run.steps",
@@ -1746,6 +1783,18 @@ SECOND_STARTS = [
             scheduler.step()
         run.finish()
         """,
+    ),
+    right(
+        "a request to exit in the last pass of a phase, in loops over epochs",
+        TWO_PHASES,
+        before=(0,),
+        like=TWO_PHASES.replace("START == 1", "False").replace("START == 2", "True"),
+    ),
+    right(
+        "a request to exit in the last pass of a phase",
+        TWO_FLAT_PHASES,
+        before=(0,),
+        like=TWO_PHASES.replace("START == 1", "False").replace("START == 2", "True"),
     ),
     right(
         "two phases, and a kill in the second",

@@ -78,6 +78,17 @@ def test_a_model_made_anew_is_refused_with_its_optimizer_and_without() -> None:
         movers.require_kept()
 
 
+def test_weights_that_the_script_averages_itself_are_not_a_model_made_anew() -> None:
+    """Federated averaging: copies of the model are trained within the pass, by optimizers of their own."""
+    model = net()
+    movers = watching(model, Adam(model.parameters()))
+    for _ in range(2):
+        local = net()
+        step(local, SGD(local.parameters(), lr=0.1, momentum=0.9))
+        model.load_state_dict(local.state_dict())
+        movers.require_kept()
+
+
 def test_a_layer_made_anew_is_refused_by_name() -> None:
     """A head for other classes, set in after `run.keep`."""
     model = net()

@@ -17,7 +17,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.loop.kept import parts_of, values_of
-from elasticflow.runtime.loop.script_state import CARRIED, ScriptState, argument_for
+from elasticflow.runtime.loop.script_state import CARRIED, POOL, ScriptState, argument_for
 from elasticflow.runtime.snapshot.unsaved import Unsaved
 from elasticflow.runtime.state.state import State
 
@@ -36,6 +36,7 @@ class Script:
         self.model = nn.Linear(2, 1)
         self.optimizer = Adam(self.model.parameters(), lr=0.1)
         self._me, self._ignored, self._kept = me, ignored, kept
+        self.repeats_epochs = False
         self.told: dict[str, str] = {}
 
     def keep(self, **more: Any) -> State:
@@ -43,7 +44,16 @@ class Script:
         passed = {"model": self.model, "optimizer": self.optimizer, **self._kept, **more}
         state = State(**parts_of(passed))
         self._unsaved = Unsaved(self._me, state)
-        self._unsaved.add(ScriptState(state, sys._getframe(1), passed, self._ignored, self.told.__setitem__))
+        self._unsaved.add(
+            ScriptState(
+                state,
+                sys._getframe(1),
+                passed,
+                self._ignored,
+                self.told.__setitem__,
+                lambda: self.repeats_epochs,
+            )
+        )
         return state
 
     def step(self, *actions: Callable[[], object]) -> None:
@@ -461,3 +471,118 @@ def test_what_one_pass_leaves_to_the_next_can_be_declared_no_state(me: Any) -> N
         shown = shown + 1
         script.step()
     assert script.told == {}
+
+
+def test_what_passes_inside_an_epoch_carry_is_not_told_where_a_restart_begins_the_epoch_again(
+    me: Any,
+) -> None:
+    """The hidden state of an LSTM, in truncated backpropagation through time; but what one epoch leaves to the next."""
+    script, bank = Script(me), torch.zeros(2)
+    script.repeats_epochs = True
+    run = SimpleNamespace(epochs=range)
+    script.keep()
+
+    def train() -> None:
+        state = torch.zeros(3)
+        for _ in range(2):
+            state = state + 1
+            script.step()
+
+    for _ in run.epochs(1):
+        hidden, bank = torch.zeros(2), bank + 1
+        train()
+        for _ in range(2):
+            hidden = hidden + 1
+            script.step()
+        script.snapshot()
+    assert script.told == {"bank": CARRIED}
+
+
+def test_a_tensor_that_a_kept_optimizer_trains_is_told_by_name_and_refused(me: Any) -> None:
+    """The temperature of an agent: it is in no model."""
+    agent = SimpleNamespace(log_alpha=torch.zeros(1, requires_grad=True))
+    other = SGD([agent.log_alpha], lr=0.1)
+
+    def learn() -> None:
+        agent.log_alpha.grad = torch.ones(1)
+        other.step()
+
+    script = Script(me, other=other)
+    script.keep()
+    assert script.told == {"agent.log_alpha": "torch.Tensor"}
+    script.step(learn)
+    with pytest.raises(
+        StateError,
+        match=r"agent\.log_alpha, a torch\.Tensor, changes with the steps(.|\n)*run\.keep\(log_alpha=agent\.log_alpha\)",
+    ):
+        script.step(learn)
+
+
+def test_a_trained_tensor_that_no_variable_leads_to_is_refused_by_its_place(me: Any) -> None:
+    """In the groups of its optimizer."""
+    other = SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+
+    def learn() -> None:
+        other.param_groups[0]["params"][0].grad = torch.ones(1)
+        other.step()
+
+    script = Script(me, other=other)
+    script.keep()
+    script.step(learn)
+    with pytest.raises(StateError, match=r"other\.param_groups\[0\]\['params'\]\[0\]"):
+        script.step(learn)
+
+
+class Agent:
+    """Saves and loads a network and a temperature together."""
+
+    def __init__(self) -> None:
+        self.net, self.log_alpha = nn.Linear(2, 1), nn.Parameter(torch.zeros(1))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return them."""
+        return {"net": self.net.state_dict(), "log_alpha": self.log_alpha.detach()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Apply them."""
+        self.net.load_state_dict(state["net"])
+
+
+@pytest.mark.parametrize("way", ["by itself", "in an object that is kept"])
+def test_a_trained_tensor_that_is_kept_is_not_told(me: Any, way: str) -> None:
+    """A parameter may be kept as it is."""
+    _agent = Agent()
+    other = SGD([_agent.log_alpha, *_agent.net.parameters()], lr=0.1)
+    kept = {"net": _agent.net, "log_alpha": _agent.log_alpha} if way == "by itself" else {"agent": _agent}
+    script = Script(me, other=other, **kept)
+
+    _agent.log_alpha.grad = torch.ones(1)
+    script.keep()
+    script.step(other.step)
+    script.step(other.step)
+    assert script.told == {}
+
+
+def test_a_collection_that_takes_tensors_in_with_the_steps_is_told(me: Any) -> None:
+    """A replay buffer, a pool of images; not what each pass makes anew, what does not change, losses, and a kept one."""
+    memory = SimpleNamespace(buffer=[(np.zeros(2), 0.0)], size=50)
+    pool, known, made, losses, fixed = (
+        {"a": torch.zeros(2)},
+        [torch.zeros(2)],
+        [torch.zeros(2)],
+        [torch.zeros(())],
+        [torch.ones(2)],
+    )
+    both = {"known": known, "fixed": fixed}
+    script = Script(me, known=known)
+    script.keep()
+    for number in range(2):
+        memory.buffer.append((np.zeros(2), 1.0))
+        pool[str(number)] = torch.zeros(2)
+        known.append(torch.zeros(2))
+        losses.append(torch.zeros(()))
+        made = [torch.zeros(2), torch.zeros(2)]
+        script.step()
+    assert script.told == {"memory.buffer": POOL, "pool": POOL}
+    assert both["known"] is known
+    assert len(made) == 2
