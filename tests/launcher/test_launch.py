@@ -19,7 +19,6 @@ from elasticflow.compiler.plan.launch_plan import plan_job
 from elasticflow.errors import (
     DriftRefusedError,
     GpuMissingError,
-    RecordError,
     StorageError,
     TorchMissingError,
 )
@@ -32,7 +31,6 @@ from elasticflow.protocol.json_codec import from_json, to_json
 from elasticflow.run_folder import RunFolder, snapshot_place
 from elasticflow.snapshots.format.writer_config import WriterStart
 from tests.compiler.jobs import make_job
-from tests.end_to_end.test_old_runs import OLD_RUN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -333,18 +331,6 @@ def test_edited_entry_point_is_carried_forward(trial: Trial) -> None:
     assert [True, True] == [second.is_edited, third.is_edited]
     assert [edited, edited] == [trial.train_py(n).read_text() for n in (2, 3)]
     assert [] == trial.warnings
-
-
-def test_edited_entry_point_of_an_earlier_version_starts_nothing(trial: Trial) -> None:
-    """It imports modules that are gone: no launch is made of it, and it stays where it is."""
-    trial.launch()
-    earlier = OLD_RUN / "run" / "launches" / "0001" / "train.py"
-    trial.train_py(1).write_text(earlier.read_text())
-    with pytest.raises(RecordError, match=r"it uses elasticflow\.runtime\.evaluate, in line 15,"):
-        trial.launch()
-
-    assert [1] == trial.folder.launch_numbers()
-    assert earlier.read_text() == trial.train_py(1).read_text()
 
 
 def test_edited_entry_point_of_a_changed_job_is_left_behind(trial: Trial) -> None:
