@@ -68,6 +68,20 @@ def test_link_whose_answer_was_lost_is_ours(tmp_path: Path, monkeypatch: pytest.
     assert storage.list() == ["one"]
 
 
+def test_a_file_that_was_there_for_a_moment_was_anothers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner has removed it by the time that we look."""
+
+    def was_there(*_: Path) -> None:
+        raise FileExistsError(errno.EEXIST, "File exists")
+
+    monkeypatch.setattr(os, "link", was_there)
+    storage = Storage(str(tmp_path))
+    assert not storage.create("one", b"first")
+    assert storage.list() == []
+
+
 def test_unwritable_folder_is_named(tmp_path: Path) -> None:
     """The error names key, URI and cause, and says what to do."""
     blocked = tmp_path / "file"

@@ -36,7 +36,7 @@ class Going:
         files = [path for path in folder.path.rglob("*") if path.is_file() and not path.is_symlink()]
         self.folder, self.status = folder, read_status(folder)
         self.bytes = sum(path.stat().st_size for path in files)
-        self.pinned = sum(path.match("pins/*.json") for path in files)
+        self.pinned = sum(path.parent == folder.path / "pins" and path.suffix == ".json" for path in files)
 
 
 @click.command("rm")

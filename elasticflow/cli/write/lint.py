@@ -64,8 +64,8 @@ def command(
     with errors. An error hangs or destroys by itself, a warning loses work or changes the training, and a note may be
     intended: it is shown in JSON and SARIF, or when its code is selected.
 
-    A folder stands for its Python files, at any depth, that import torch; default: the project. Hidden folders, virtual
-    environments and runs are left out.
+    A folder stands for its Python files, at any depth, that import torch or a library above it; default: the project.
+    Hidden folders, virtual environments and runs are left out.
 
     `# noqa: EF611` at the end of a line suppresses its finding, `# elasticflow: noqa: EF611` all in the whole file.
 

@@ -60,7 +60,9 @@ def _class_name(statement: ast.Return) -> str | None:
 def _of_class(definition: Definition, resolver: Resolver) -> str | None:
     names: set[str] = set()
     for owner in _owners(definition, resolver):
-        bases = {*base_names(owner)}
+        assert isinstance(owner.node, ast.ClassDef)
+        # A base that a star import or another module of the job passes on is met as the class itself.
+        bases = {*base_names(owner), f"{owner.module.name}.{owner.node.name}"}
         if bases & _ITERABLE:
             return "is an IterableDataset: it has no length"
         names |= methods_of(owner) | ({"__getitem__"} if bases & _MAP else set())

@@ -197,7 +197,8 @@ def _suggestion(path: KeyPath, value: object) -> KeySuggestion:
         return KeySuggestion(((*around, near[0]),), is_slip=True)
     listed = _listed(around, names)
     if (
-        {"entry", "args"} <= {*names}
+        not near
+        and {"entry", "args"} <= {*names}
         and len(text := to_toml({name: value})) < _LONGEST
         and not _is_hidden(name, value)
     ):

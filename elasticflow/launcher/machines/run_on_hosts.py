@@ -87,6 +87,8 @@ def _watch(
             deadline = time.monotonic() + _ENDING_S
             for process in processes:
                 process.finish()
+                if FINISHED not in ended:  # else it waits for another machine to lead
+                    process.leave()
         if time.monotonic() > deadline:
             for process in processes:
                 process.leave()

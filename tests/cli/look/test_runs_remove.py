@@ -105,7 +105,9 @@ def test_a_run_that_is_running_stays(ran: Callable[..., Ran], monkeypatch: pytes
 
 def test_pinned_snapshots_keep_a_run(ran: Callable[..., Ran]) -> None:
     """Unless it is said that they may go, too."""
-    pin = Path("runs/a/old/pins/s.json")
+    pin, copy = (Path("runs/a/old", below, "pins/s.json") for below in ("", "logged"))
+    copy.parent.mkdir(parents=True)
+    copy.write_text("{}")
     pin.parent.mkdir()
     pin.write_text("{}")
     code, _, err = ran("rm", "old", "--yes")

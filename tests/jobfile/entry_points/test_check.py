@@ -445,6 +445,17 @@ def test_a_base_is_torchs_dataset_only_by_its_module(said: Callable[..., Said], 
     assert [each for each in found if each[0] not in {"EF209", "EF215"}] == []
 
 
+@pytest.mark.parametrize("how", ["from pkg.own import *", "from pkg.own import IterableDataset"])
+def test_torchs_stream_is_known_by_another_module_that_passes_it_on(
+    said: Callable[..., Said], how: str
+) -> None:
+    """Its name does not show where it comes from; reading does."""
+    source = f"{how}\nclass D(IterableDataset):\n    def __iter__(self): ..."
+    own = "from torch.utils.data import IterableDataset"
+    found = said(f"{source}\ndef it(): ...", dataset="pkg.m:D", own=own)
+    assert ("EF206", "pkg.m:D is an IterableDataset: it has no length") in found
+
+
 def test_a_star_import_binds_over_what_stands_above_it(said: Callable[..., Said]) -> None:
     """As in Python, the statement that comes last wins, be it a definition or a star import."""
     more = {"old": "def it(old): ...", "new": "def it(a): ..."}

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from elasticflow.errors import INTERRUPTED, HostsError
-from elasticflow.launcher.machines import ssh
+from elasticflow.launcher.machines import run_on_hosts, ssh
 from elasticflow.launcher.machines.hosts_file import Host, read_hosts
 from elasticflow.launcher.machines.order import CANCELLED, Order
 from elasticflow.launcher.machines.ssh import HostProcess, check_resolves
+from elasticflow.launcher.supervisor.leave_requests import LeaveRequests
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -123,6 +124,37 @@ def test_pauses_grow() -> None:
     """To a minute."""
     pauses = ssh._pauses()
     assert [1, 2, 4, 8, 16, 32, 60, 60] == [next(pauses) for _ in range(8)]
+
+
+class _Waiting:
+    """A node that waits for a machine to lead, until it is asked to leave."""
+
+    def __init__(self) -> None:
+        self.exit_code: int | None = None
+        self.calls: list[str] = []
+
+    def is_alive(self) -> bool:
+        return self.exit_code is None
+
+    def finish(self) -> None:
+        self.calls.append("finish")
+
+    def leave(self) -> None:
+        self.calls.append("leave")
+        self.exit_code = INTERRUPTED
+
+    def kill(self) -> None:
+        self.calls.append("kill")
+
+
+def test_hosts_leave_with_the_one_that_has_led(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its run was cancelled, or refused: nobody will lead another launch."""
+    monkeypatch.setattr(run_on_hosts, "_ENDING_S", 5.0)
+    leader, other = _Waiting(), _Waiting()
+    leader.exit_code = INTERRUPTED
+    processes = cast("list[HostProcess]", [leader, other])
+    run_on_hosts._watch(processes, LeaveRequests(), lambda _: None, first_decides=True)
+    assert other.calls == ["finish", "leave"]
 
 
 def test_host_that_is_asked_to_leave_before_it_is_reached_is_left_alone(
