@@ -20,7 +20,7 @@ from elasticflow.runtime.process.torch_private import version_of
 from elasticflow.runtime.training.several_optimizers import parameters_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from torch import Tensor
     from torch.optim import Optimizer
@@ -57,17 +57,9 @@ class GradientsOfRun:
         The code within does not see the earlier ones: it overwrites gradients, or divides them by the number of its own items.
 
         Raises:
-            StateError: there are others: used ones, or those of a backward of the script.
+            StateError: it makes gradients where there are others: used ones, or those of a backward of the script.
         """
-        others = [
-            (name, p.grad)
-            for name, optimizer in self._optimizers.items()
-            for p in parameters_of([optimizer])
-            if p.grad is not None and id(p) not in self._unused
-        ]
-        if others and self._looks_left:
-            self._looks_left -= 1
-            self._require_zeros(others)
+        others = self._others()
         left = [
             (p, p.grad.detach().clone())
             for p in parameters_of(self._optimizers.values())
@@ -77,19 +69,34 @@ class GradientsOfRun:
             self._carried &= {id(parameter) for parameter, gradient in left if gradient.any()}
         for parameter, _ in left:
             parameter.grad = None
+        for _, parameter, _ in others:
+            parameter.grad = None
         yield
         for parameter, gradient in left:
             parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)
         self._unused = {id(p) for p in parameters_of(self._optimizers.values()) if p.grad is not None}
-
-    def _require_zeros(self, gradients: Sequence[tuple[str, Tensor]]) -> None:
-        for name, gradient in gradients:
-            if gradient.any():
+        for name, parameter, gradient in others:
+            if parameter.grad is not None:
                 raise StateError(
                     f"run.gradients found gradients in the parameters of {name} that {name} has used already, or that a backward of the "
                     "script has made: it would overwrite them, or add to them",
                     "call zero_grad() in each step, and return the whole loss from the function that run.gradients is given",
                 )
+            # Those of a generator, in a pass for the critic.
+            parameter.grad = gradient
+
+    def _others(self) -> list[tuple[str, Tensor, Tensor]]:
+        """Return optimizer, parameter and gradient, where that is neither zero nor waiting for an optimizer; none after some looks."""
+        found = [
+            (name, p, p.grad)
+            for name, optimizer in self._optimizers.items()
+            for p in parameters_of([optimizer])
+            if p.grad is not None and id(p) not in self._unused
+        ]
+        if not found or not self._looks_left:
+            return []
+        self._looks_left -= 1
+        return [each for each in found if each[2].any()]
 
     def _before_move(self, name: str, optimizer: Optimizer, *_: object) -> None:
         if not self._unused:

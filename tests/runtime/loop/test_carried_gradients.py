@@ -206,3 +206,18 @@ def test_gradients_that_are_not_of_run_gradients_are_refused(step: Callable[[Loo
         StateError, match=r"^run.gradients found gradients in the parameters of optimizer.first"
     ):
         train()
+
+
+def test_gradients_that_an_optimizer_has_used_stay_in_a_pass_for_another_one() -> None:
+    """A critic is trained in some passes and its generator in others, each after a `zero_grad` of its own optimizer."""
+    loop = Loop(computes_gradients=False)
+    optimizers = [loop.first, loop.second]
+    for number in range(STEPS):
+        optimizer, layer = optimizers[number % 2], loop.model[number % 2]
+        optimizer.zero_grad(set_to_none=number % 4 < 2)
+        with loop.passes.adding_gradients():
+            sum(p.sum() for p in layer.parameters()).backward()
+        optimizer.step()
+        loop.end()
+        assert all(p.grad is not None for p in layer.parameters())
+        assert number == 0 or all(p.grad is not None for p in loop.model.parameters())
