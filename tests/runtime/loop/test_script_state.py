@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import sys
+from collections import deque
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -123,14 +124,15 @@ class Trainer(Script):
 
 
 def test_a_copy_of_the_weights_is_told_once_it_is_there(me: Any) -> None:
-    """Best weights that training returns to at its end; not those from before `keep`, which each start has again."""
+    """Best weights that training returns to at its end; not those from before `keep`, which each start has again, nor live ones."""
     script = Script(me)
     first, best = copy.deepcopy(script.model.state_dict()), SimpleNamespace(weights=None)
     script.keep()
     for _ in range(2):
+        live = dict(script.model.named_parameters())
         script.step(lambda: setattr(best, "weights", copy.deepcopy(script.model.state_dict())))
     assert script.told == {"best.weights": "copy of the model's weights"}
-    assert first.keys() == best.weights.keys()
+    assert first.keys() == best.weights.keys() == live.keys()
 
 
 class Averages(Trainer):
@@ -574,9 +576,13 @@ def test_a_collection_that_takes_tensors_in_with_the_steps_is_told(me: Any) -> N
         [torch.ones(2)],
     )
     both = {"known": known, "fixed": fixed}
+    full = deque([torch.zeros(2) for _ in range(3)], maxlen=3)
+    batch = {"mask": fixed[0]}
     script = Script(me, known=known)
     script.keep()
     for number in range(2):
+        batch = {"mask": fixed[0], "inputs": torch.zeros(2), "targets": torch.zeros(2)}
+        full.append(torch.zeros(2))
         memory.buffer.append((np.zeros(2), 1.0))
         pool[str(number)] = torch.zeros(2)
         known.append(torch.zeros(2))
@@ -584,5 +590,10 @@ def test_a_collection_that_takes_tensors_in_with_the_steps_is_told(me: Any) -> N
         made = [torch.zeros(2), torch.zeros(2)]
         script.step()
     assert script.told == {"memory.buffer": POOL, "pool": POOL}
+    full.append(torch.zeros(2))
+    batch = {"mask": fixed[0], "inputs": torch.zeros(2), "targets": torch.zeros(2)}
+    script.snapshot()
+    assert script.told == {"memory.buffer": POOL, "pool": POOL, "full": POOL}
+    assert len(batch) == 3
     assert both["known"] is known
     assert len(made) == 2
