@@ -294,7 +294,10 @@ def _as_found(
         return Found(path, value, is_told=not isinstance(value, nn.Module) or bool(parameters))
     if _holds_all(value, weights) and not any(id(each) in tensors for each in value.values()):
         return Found(path, value, is_told=False, is_copy=True)
-    return Found(path, value, is_told=False, is_pool=True) if _tensors_among(value) else None
+    among = _tensors_among(value)
+    if any([trained.pop(id(each), None) for each in among]):
+        return Found(path, value, is_told=True)
+    return Found(path, value, is_told=False, is_pool=True) if among else None
 
 
 def _trained_alone(state: State) -> dict[int, Found]:
@@ -453,8 +456,8 @@ def _mark_of(value: Any, kept_tensors: set[int]) -> Any:
         return unsaved.generator_state(value)
     if isinstance(value, nn.Module):
         return unsaved.marks_of(list(reachable.leaves({"": _own_state(value, kept_tensors)}, {})))
-    if isinstance(value, Tensor):
-        return unsaved.marks_of([reachable.Leaf("", value)])
+    if isinstance(value, Tensor | list | dict | deque):
+        return unsaved.marks_of(list(reachable.leaves({"": value}, {})))
     if isinstance(value, Optimizer | LRScheduler) or kept.is_scaler(value):
         return unsaved.marks_of(list(reachable.leaves({"": value.state_dict()}, {})))
     return None

@@ -535,6 +535,29 @@ def test_a_trained_tensor_that_no_variable_leads_to_is_refused_by_its_place(me: 
         script.step(learn)
 
 
+def test_trained_tensors_of_a_list_are_told_and_kept_together(me: Any) -> None:
+    """Weights in full precision, of a model in half."""
+    masters = [nn.Parameter(torch.zeros(2)) for _ in range(3)]
+    other = SGD(masters, lr=0.1)
+
+    def learn() -> None:
+        masters[2].grad = torch.ones(2)
+        other.step()
+
+    script = Script(me, other=other)
+    script.keep()
+    assert script.told == {"masters": "builtins.list"}
+    script.step(learn)
+    with pytest.raises(StateError, match=r"masters, a builtins\.list, .*(.|\n)*run\.keep\(masters=masters\)"):
+        script.step(learn)
+
+    script = Script(me, other=other, masters=masters)
+    script.keep()
+    script.step(learn)
+    script.step(learn)
+    assert script.told == {}
+
+
 class Agent:
     """Saves and loads a network and a temperature together."""
 
