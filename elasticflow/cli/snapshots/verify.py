@@ -107,7 +107,9 @@ def _verify(
 ) -> VerifyResult:
     problems, nbytes, seconds = {}, 0, 0.0
     if row.state == "other version":
-        raise SnapshotNotFoundError(f"{row.name} is not verified: {row.reason}", "verify it with that version")
+        raise SnapshotNotFoundError(
+            f"{row.name} is not verified: {row.reason}", "verify it with that version"
+        )
     if row.manifest is None:
         problems = {"MANIFEST.json": row.reason or row.state}
     else:

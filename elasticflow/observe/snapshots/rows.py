@@ -154,7 +154,9 @@ def _row(
     if manifest is None:
         return SnapshotRow(name, "unfinished", _why_unfinished(source, name))
     if isinstance(manifest, OtherVersionError):
-        return SnapshotRow(name, "other version" if verdict is None else "set aside", verdict or manifest.message)
+        return SnapshotRow(
+            name, "other version" if verdict is None else "set aside", verdict or manifest.message
+        )
     if isinstance(manifest, str):
         return SnapshotRow(name, "damaged" if verdict is None else "set aside", verdict or manifest)
     return SnapshotRow(name, "committed" if verdict is None else "set aside", verdict, manifest)

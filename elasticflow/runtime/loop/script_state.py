@@ -295,7 +295,7 @@ def _as_found(
     if _holds_all(value, weights) and not any(id(each) in tensors for each in value.values()):
         return Found(path, value, is_told=False, is_copy=True)
     among = _tensors_among(value)
-    if any([trained.pop(id(each), None) for each in among]):
+    if [trained.pop(id(each)) for each in among if id(each) in trained]:
         return Found(path, value, is_told=True)
     return Found(path, value, is_told=False, is_pool=True) if among else None
 

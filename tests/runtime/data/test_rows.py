@@ -47,7 +47,7 @@ def test_parts_put_together_are_the_batch(sizes: tuple[int, int]) -> None:
 
 def test_dicts_stay_what_they_are() -> None:
     """A class of dicts may be made by other arguments than a dict."""
-    batch = defaultdict(list, {"a": torch.arange(3)})
+    batch = defaultdict[str, Any](list, {"a": torch.arange(3)})
     part = cut(batch, 3, 0, 1)
     assert (type(part), part["a"].tolist(), part["b"]) == (defaultdict, [0], [])
     assert batch.keys() == {"a"}

@@ -128,8 +128,8 @@ def test_a_copy_of_the_weights_is_told_once_it_is_there(me: Any) -> None:
     script = Script(me)
     first, best = copy.deepcopy(script.model.state_dict()), SimpleNamespace(weights=None)
     script.keep()
+    live = dict(script.model.named_parameters())
     for _ in range(2):
-        live = dict(script.model.named_parameters())
         script.step(lambda: setattr(best, "weights", copy.deepcopy(script.model.state_dict())))
     assert script.told == {"best.weights": "copy of the model's weights"}
     assert first.keys() == best.weights.keys() == live.keys()
