@@ -42,7 +42,7 @@ class GradientsOfRun:
         # `id` of the parameters whose gradients no optimizer has used, and of those among them whose gradients are of a step that is over.
         self._unused: set[int] = set()
         self._carried: set[int] = set()
-        # Of parameters whose gradients were added to used ones, or to those of a backward of the script.
+        # `id` of the parameters whose gradients were added to used ones, or to those of a backward of the script.
         self._mixed: set[int] = set()
         self._looks_left = _MOVES
         for name, optimizer in optimizers.items():

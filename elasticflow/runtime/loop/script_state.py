@@ -108,7 +108,7 @@ class ScriptState:
         }
         self._at_first = dict(self._values)
         self._counters: dict[str, int | float] = {}
-        # Of each collection, its tensors at the last look, and whether each had come since the look before.
+        # The tensors of each collection at the last look, and whether each had come since the look before.
         self._pools: dict[str, list[tuple[weakref.ref[Any], bool]]] = {}
         found = self._found(variables)
         self._copies_at_first = {id(each.value): each.value for each in found if each.is_copy}
