@@ -22,7 +22,9 @@ _HEADER = (
 )  # fmt: skip
 # A narrow terminal leaves out these columns in this order: the name says the generation, JSON has them all.
 _FIRST_TO_GO = ("GEN", "SAMPLES", "EPOCHS", "WORKERS", "TRIGGER", "METRIC", "SIZE", "STEP")
-_COLOURS = {"committed": None, "set aside": "yellow", "damaged": "red", "unfinished": "bright_black"}
+_COLOURS = {
+    "committed": None, "set aside": "yellow", "damaged": "red", "other version": "yellow", "unfinished": "bright_black",
+}  # fmt: skip
 
 
 @click.command("list")
@@ -83,9 +85,7 @@ def summary(rows: Sequence[SnapshotRow]) -> str:
     texts = [plural(len(committed), "snapshot")]
     if committed:
         texts.append(size(sum(row.manifest.size for row in committed if row.manifest)))
-    counts = {
-        state: sum(row.state == state for row in rows) for state in ("set aside", "damaged", "unfinished")
-    }
+    counts = {state: sum(row.state == state for row in rows) for state in _COLOURS if state != "committed"}
     texts += [f"{count} {state}" for state, count in counts.items() if count]
     return ", ".join(texts)
 

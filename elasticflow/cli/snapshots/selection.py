@@ -13,7 +13,7 @@ from elasticflow.errors import SnapshotError, SnapshotNotFoundError, StorageErro
 from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.snapshots.locate import find_source
 from elasticflow.observe.snapshots.rows import LATEST, is_selector, pick_row, rows_of
-from elasticflow.snapshots.format.manifest import DamagedSnapshotError
+from elasticflow.snapshots.format.manifest import DamagedSnapshotError, OtherVersionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -116,14 +116,14 @@ def required(names: Sequence[str], command: str) -> Sequence[str]:
 
 @contextlib.contextmanager
 def store_errors(doing: str = "read") -> Iterator[None]:
-    """Turn a failure of the store into a one-line error with a remedy; errors about damaged snapshots pass unchanged.
+    """Turn a failure of the store into a one-line error with a remedy; errors about damaged snapshots, and those of another version, pass unchanged.
 
     Raises:
         StorageError: the store failed.
     """
     try:
         yield
-    except DamagedSnapshotError:
+    except (DamagedSnapshotError, OtherVersionError):
         raise
     except (OSError, SnapshotError) as error:
         raise StorageError(

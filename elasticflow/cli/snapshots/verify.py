@@ -17,7 +17,7 @@ from elasticflow.cli.snapshots.selection import (
     store_errors,
     words_argument,
 )
-from elasticflow.errors import ANSWER_IS_NO, FINISHED
+from elasticflow.errors import ANSWER_IS_NO, FINISHED, SnapshotNotFoundError
 from elasticflow.observe.snapshots.rows import LATEST
 from elasticflow.observe.terminal.formats import size, span
 from elasticflow.snapshots.format.manifest import RemovedSnapshotError
@@ -77,15 +77,15 @@ def command(
     if names and is_all:
         raise click.UsageError("--all or names of snapshots, not both")
     rows = find_rows(source)
-    chosen = [row for row in rows if row.state in {"committed", "damaged"}]
+    chosen = [row for row in rows if row.state not in {"set aside", "unfinished"}]
     if not is_all:
         chosen = [find_named(source, rows, name) for name in names or [LATEST]]
     results = []
     for row in chosen:
         try:
             result = _verify(source, row, rows, quarantine=quarantine)
-        except RemovedSnapshotError as error:
-            # A run that trains removes snapshots meanwhile: the others are read all the same.
+        except (RemovedSnapshotError, SnapshotNotFoundError) as error:
+            # A run that trains removes snapshots meanwhile: the others are read all the same; so are they beside another version's.
             if not is_all:
                 raise
             click.echo(f"warning: {error.message}", err=True)
@@ -106,6 +106,10 @@ def _verify(
     source: SnapshotSource, row: SnapshotRow, rows: list[SnapshotRow], *, quarantine: bool
 ) -> VerifyResult:
     problems, nbytes, seconds = {}, 0, 0.0
+    if row.state == "other version":
+        raise SnapshotNotFoundError(
+            f"{row.name} is not verified: {row.reason}", "verify it with that version"
+        )
     if row.manifest is None:
         problems = {"MANIFEST.json": row.reason or row.state}
     else:

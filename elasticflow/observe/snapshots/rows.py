@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from elasticflow.observe.snapshots.locate import SnapshotSource
     from elasticflow.snapshots.format.manifest import Manifest
 
-State = Literal["committed", "set aside", "damaged", "unfinished"]
+State = Literal["committed", "set aside", "damaged", "other version", "unfinished"]
 _STEP = re.compile(r"step:(?P<step>\d{1,12})")
 LATEST, BEST = "latest", "best"
 
@@ -35,7 +35,7 @@ class SnapshotRow:
 
     Attributes:
         state: `committed`; `set aside` (never loaded); `damaged` (the manifest is damaged, and the snapshot not set
-            aside yet, or another version's); `unfinished` (no manifest).
+            aside yet); `other version` (only another version reads the manifest); `unfinished` (no manifest).
         reason: Reason that it is not committed.
         manifest: The snapshot's manifest, if it can be read.
         kept: Rules that keep it; empty: the next retention removes it.
@@ -154,7 +154,9 @@ def _row(
     if manifest is None:
         return SnapshotRow(name, "unfinished", _why_unfinished(source, name))
     if isinstance(manifest, OtherVersionError):
-        manifest = manifest.message
+        return SnapshotRow(
+            name, "other version" if verdict is None else "set aside", verdict or manifest.message
+        )
     if isinstance(manifest, str):
         return SnapshotRow(name, "damaged" if verdict is None else "set aside", verdict or manifest)
     return SnapshotRow(name, "committed" if verdict is None else "set aside", verdict, manifest)

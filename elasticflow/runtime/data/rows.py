@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -41,7 +42,14 @@ def has_rows(leaf: Any, rows: int) -> bool:
 def cut(batch: Any, rows: int, low: int, high: int) -> Any:
     """Return *batch* with the rows from *low* to *high* of each leaf that has *rows* of them; other leaves stay whole."""
     if isinstance(batch, Mapping):
-        return type(batch)({key: cut(item, rows, low, high) for key, item in batch.items()})  # type: ignore[call-arg]
+        items = {key: cut(item, rows, low, high) for key, item in batch.items()}
+        if not isinstance(batch, dict):
+            return type(batch)(items)  # type: ignore[call-arg]
+        # The class may take other arguments, as defaultdict does.
+        part = copy(batch)
+        for key, item in items.items():
+            part[key] = item
+        return part
     if isinstance(batch, Tensor) or is_column(batch):
         return batch[low:high] if has_rows(batch, rows) else batch
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):

@@ -5,7 +5,7 @@ may be taken, and a restart begins without gradients. It would lose what an opti
 optimizer moves in each, and gradients that no `zero_grad` removed.
 
 Gradients may also be removed before use: a GAN's generator leaves some in the discriminator. So nothing is refused before an
-optimizer moves, or `Run.gradients` would add to them.
+optimizer moves.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from elasticflow.runtime.process.torch_private import version_of
 from elasticflow.runtime.training.several_optimizers import parameters_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from torch import Tensor
     from torch.optim import Optimizer
@@ -42,6 +42,8 @@ class GradientsOfRun:
         # `id` of the parameters whose gradients no optimizer has used, and of those among them whose gradients are of a step that is over.
         self._unused: set[int] = set()
         self._carried: set[int] = set()
+        # `id` of the parameters whose gradients were added to used ones, or to those of a backward of the script.
+        self._mixed: set[int] = set()
         self._looks_left = _MOVES
         for name, optimizer in optimizers.items():
             optimizer.register_step_pre_hook(partial(self._before_move, name))
@@ -54,48 +56,54 @@ class GradientsOfRun:
     def adding(self) -> Iterator[None]:
         """Within, gradients are made: they are added to those that no optimizer has used yet, as a backward does.
 
-        The code within does not see the earlier ones: it overwrites gradients, or divides them by the number of its own items.
-
-        Raises:
-            StateError: there are others: used ones, or those of a backward of the script.
+        The code within does not see the earlier ones: it overwrites gradients, or divides them by the number of its own items. Others,
+        used ones and those of a backward of the script, are refused once an optimizer moves by them: a critic's may be removed before.
         """
-        others = [
-            (name, p.grad)
-            for name, optimizer in self._optimizers.items()
-            for p in parameters_of([optimizer])
-            if p.grad is not None and id(p) not in self._unused
-        ]
-        if others and self._looks_left:
-            self._looks_left -= 1
-            self._require_zeros(others)
+        others = self._others()
         left = [
             (p, p.grad.detach().clone())
             for p in parameters_of(self._optimizers.values())
             if p.grad is not None and id(p) in self._unused
         ]
-        if self._carried:
-            self._carried &= {id(parameter) for parameter, gradient in left if gradient.any()}
-        for parameter, _ in left:
+        if self._carried or self._mixed:
+            there = {id(parameter) for parameter, gradient in left if gradient.any()}
+            self._carried &= there
+            self._mixed &= there
+        for parameter, _ in (*left, *others):
             parameter.grad = None
         yield
         for parameter, gradient in left:
             parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)
         self._unused = {id(p) for p in parameters_of(self._optimizers.values()) if p.grad is not None}
+        self._mixed |= {id(parameter) for parameter, _ in others} & self._unused
+        for parameter, gradient in others:
+            parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)
 
-    def _require_zeros(self, gradients: Sequence[tuple[str, Tensor]]) -> None:
-        for name, gradient in gradients:
-            if gradient.any():
-                raise StateError(
-                    f"run.gradients found gradients in the parameters of {name} that {name} has used already, or that a backward of the "
-                    "script has made: it would overwrite them, or add to them",
-                    "call zero_grad() in each step, and return the whole loss from the function that run.gradients is given",
-                )
+    def _others(self) -> list[tuple[Tensor, Tensor]]:
+        """Return parameter and gradient where that is neither zero nor waiting for an optimizer; none after some looks."""
+        found = [
+            (p, p.grad)
+            for p in parameters_of(self._optimizers.values())
+            if p.grad is not None and id(p) not in self._unused
+        ]
+        if not found or not self._looks_left:
+            return []
+        self._looks_left -= 1
+        return [(parameter, gradient.detach().clone()) for parameter, gradient in found if gradient.any()]
 
     def _before_move(self, name: str, optimizer: Optimizer, *_: object) -> None:
         if not self._unused:
             return
         moved = list(parameters_of([optimizer]))
-        if any(id(p) in self._carried and p.grad is not None and p.grad.any() for p in moved):
+        doubtful = self._carried | self._mixed
+        there = {id(p) for p in moved if id(p) in doubtful and p.grad is not None and p.grad.any()}
+        if there & self._mixed:
+            raise StateError(
+                f"run.gradients found gradients in the parameters of {name} that {name} has used already, or that a backward of the "
+                "script has made: with virtual shards it would overwrite them, and add to them without",
+                "call zero_grad() in each step, and return the whole loss from the function that run.gradients is given",
+            )
+        if there:
             raise _refusal(name)
         self._unused -= {id(p) for p in moved}
 

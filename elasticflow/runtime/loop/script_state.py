@@ -108,7 +108,8 @@ class ScriptState:
         }
         self._at_first = dict(self._values)
         self._counters: dict[str, int | float] = {}
-        self._pools: dict[str, list[weakref.ref[Any]]] = {}
+        # The tensors of each collection at the last look, and whether each had come since the look before.
+        self._pools: dict[str, list[tuple[weakref.ref[Any], bool]]] = {}
         found = self._found(variables)
         self._copies_at_first = {id(each.value): each.value for each in found if each.is_copy}
         self._tell_of(found)
@@ -182,12 +183,19 @@ class ScriptState:
             raise refusal(each.path, each.kind)
 
     def _tell_of_pool(self, pool: Found) -> None:
-        """Tell of *pool* if it has tensors of the last look, and others besides: a replay buffer, a pool of images."""
+        """Tell of *pool* if it takes tensors in and keeps others: a replay buffer, a pool of images.
+
+        A batch that each pass makes anew may have the same mask each time: it neither grows nor keeps what came later.
+        """
+        held = self._pools.get(pool.path, [])
+        before = {id(reference()): has_come for reference, has_come in held}
         now = {id(each): each for each in _tensors_among(pool.value)}
-        before = {id(each) for each in (reference() for reference in self._pools.get(pool.path, ()))}
-        if before & now.keys() and now.keys() - before:
+        takes_in, keeps = not now.keys() <= before.keys(), [before[key] for key in now if key in before]
+        if takes_in and keeps and (len(now) > len(held) or any(keeps)):
             self._tell_once(pool.path, pool.path, POOL)
-        self._pools[pool.path] = [weakref.ref(each) for each in now.values()]
+        self._pools[pool.path] = [
+            (weakref.ref(each), bool(held) and key not in before) for key, each in now.items()
+        ]
 
     def _unscheduled(self) -> Iterator[tuple[str, Optimizer]]:
         """Yield the kept optimizers that a schedule was made for which is not kept."""
@@ -284,9 +292,12 @@ def _as_found(
         for parameter in parameters:
             trained.pop(id(parameter), None)
         return Found(path, value, is_told=not isinstance(value, nn.Module) or bool(parameters))
-    if _holds_all(value, weights):
+    if _holds_all(value, weights) and not any(id(each) in tensors for each in value.values()):
         return Found(path, value, is_told=False, is_copy=True)
-    return Found(path, value, is_told=False, is_pool=True) if _tensors_among(value) else None
+    among = _tensors_among(value)
+    if [trained.pop(id(each)) for each in among if id(each) in trained]:
+        return Found(path, value, is_told=True)
+    return Found(path, value, is_told=False, is_pool=True) if among else None
 
 
 def _trained_alone(state: State) -> dict[int, Found]:
@@ -445,8 +456,8 @@ def _mark_of(value: Any, kept_tensors: set[int]) -> Any:
         return unsaved.generator_state(value)
     if isinstance(value, nn.Module):
         return unsaved.marks_of(list(reachable.leaves({"": _own_state(value, kept_tensors)}, {})))
-    if isinstance(value, Tensor):
-        return unsaved.marks_of([reachable.Leaf("", value)])
+    if isinstance(value, Tensor | list | dict | deque):
+        return unsaved.marks_of(list(reachable.leaves({"": value}, {})))
     if isinstance(value, Optimizer | LRScheduler) or kept.is_scaler(value):
         return unsaved.marks_of(list(reachable.leaves({"": value.state_dict()}, {})))
     return None

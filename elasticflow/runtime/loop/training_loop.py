@@ -233,7 +233,8 @@ class TrainingLoop:
 
     def require_steps_left(self, number: int) -> None:
         """Raise StateError if earlier loops have made all of the first *number* steps, in this launch."""
-        done = max(self._steps_before, self.position.step if self._is_training else 0)
+        # A loop that was left by break is continued by another one over the same number.
+        done = self.position.step if self._is_training else self._steps_before
         if number <= done:
             raise StateError(
                 f"run.steps({number}) counts the steps of the whole run, and {done} of them are those of the loops before: none is left",

@@ -314,14 +314,17 @@ class Snapshots:
         if marks is None or self.restored is None:
             return
         captured = self._state.capture()
-        now = checksums.sums_of({key: captured.tensors[key] for key in captured.stepped})
+        # Optimizers around another one, such as SAM's, note weights in their state before that one moves.
+        of_model = {key: captured.tensors[key] for key in captured.stepped if key.startswith("model/")}
+        now = checksums.sums_of(of_model)
         names = [key for key, value in now.items() if marks[1].get(key, value) != value]
         names += self._frozen_otherwise()
         if names:
             raise StateError(
                 f"{names[0]} is not as in snapshot {self.restored.name}, which run.keep has loaded: the script changed it before an "
                 "optimizer moved, and this loop has no call that puts it back",
-                "change it before run.keep, or only if run.position.step == 0; without a kept loader, for step in run.steps(...) puts it back",
+                "change it before run.keep, or only if run.position.step == 0; for step in run.steps(...) says where the loop begins: what "
+                "a pass changes is its own then, and without a kept loader what was changed before is put back",
             )
 
     def _marks(self) -> tuple[dict[str, Any], dict[str, int]]:

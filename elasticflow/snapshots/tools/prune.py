@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from elasticflow import run_folder
 from elasticflow.snapshots.format import policy
-from elasticflow.snapshots.format.manifest import FILE_NAME
+from elasticflow.snapshots.format.manifest import FILE_NAME, Manifest, OtherVersionError
 from elasticflow.snapshots.read import verify
 from elasticflow.snapshots.store.publish import Publisher, bare_name
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from elasticflow.protocol.snapshot_settings import Keep
-    from elasticflow.snapshots.format.manifest import Manifest
     from elasticflow.snapshots.store.catalog import Catalog
 
     Watch = Callable[[Manifest], AbstractContextManager[Callable[[int], None]]]
@@ -70,8 +69,14 @@ def plan(catalog: Catalog, rules: Keep, *, dead: int, watch: Watch) -> Pruning:
     Raises:
         OSError: the storage failed.
         SnapshotError: the same.
+        OtherVersionError: a snapshot is another version's, and may borrow files from any other one.
     """
-    snapshots, damaged = catalog.committed(), {}
+    snapshots, damaged = [], {}
+    for _, content in catalog.scan():
+        if isinstance(content, OtherVersionError):
+            raise content
+        if isinstance(content, Manifest):
+            snapshots.append(content)
     for snapshot in snapshots:
         with watch(snapshot) as progress:
             problems = verify.verify(catalog, snapshot, progress)

@@ -519,6 +519,26 @@ def test_verify_sets_damaged_ones_aside(ran: Callable[..., Ran], catalog: Catalo
     assert (0, 4) == (code, len(out.splitlines()))
 
 
+def test_a_snapshot_of_another_version_stays_as_it_is(ran: Callable[..., Ran], catalog: Catalog) -> None:
+    """It is not damaged: it is not set aside, its lenders are not removed, and each command says what reads it."""
+    path = f"{catalog.folder(name_of(50))}/MANIFEST.json"
+    content = {**json.loads(catalog.storage.read(path)), "format": 3}
+    del content["digest"]
+    catalog.storage.write(path, [signed(content)])
+    reason = "MANIFEST.json has format 3, which only another version of elasticflow reads"
+    assert ran("list")[1].splitlines()[0].endswith(", 1 other version")
+    assert f"{name_of(50)}  other version: {reason}\n" in ran("list")[1]
+    code, out, err = ran("verify", "--all", "--quarantine")
+    assert (0, 5) == (code, len(out.splitlines()))
+    assert f"warning: {name_of(50)} is not verified: {reason}\n" == err
+    assert {} == catalog.quarantined()
+    export = ("export", name_of(50), "--format", "torch")
+    for words in (("verify", name_of(50)), export, ("pin", name_of(50)), ("prune", "--yes")):
+        code, _, err = ran(*words)
+        assert (True, True, False) == (code > 0, reason in err, "credentials" in err), words
+    assert 5 == len(catalog.committed())
+
+
 def test_pins_keep_and_say_why(ran: Callable[..., Ran], catalog: Catalog) -> None:
     """A pinned snapshot survives a policy that lets it go; unpinned, it goes."""
     pinned = ran("pin", "step:10", name_of(30, 1), "--note", "for the paper")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any, NamedTuple
 
 import torch
@@ -42,3 +43,11 @@ def test_parts_put_together_are_the_batch(sizes: tuple[int, int]) -> None:
     assert (at, n - at) == (len(first["d"].words), len(second["d"].labels))
     assert batch["e"] == first["e"] + second["e"]
     assert all(first[key] is second[key] is value for key, value in beside.items())
+
+
+def test_dicts_stay_what_they_are() -> None:
+    """A class of dicts may be made by other arguments than a dict."""
+    batch = defaultdict[str, Any](list, {"a": torch.arange(3)})
+    part = cut(batch, 3, 0, 1)
+    assert (type(part), part["a"].tolist(), part["b"]) == (defaultdict, [0], [])
+    assert batch.keys() == {"a"}

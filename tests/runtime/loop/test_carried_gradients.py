@@ -190,6 +190,7 @@ def beside_a_backward(loop: Loop) -> None:
     loop.backward()
     with loop.passes.adding_gradients():
         loop.backward()
+    loop.first.step()
 
 
 @pytest.mark.parametrize("step", [without_zero_grad_of_run, beside_a_backward])
@@ -206,3 +207,17 @@ def test_gradients_that_are_not_of_run_gradients_are_refused(step: Callable[[Loo
         StateError, match=r"^run.gradients found gradients in the parameters of optimizer.first"
     ):
         train()
+
+
+def test_gradients_that_an_optimizer_has_used_are_there_in_a_pass_for_another_one() -> None:
+    """A critic and its generator take turns, each after a `zero_grad` of its own optimizer; the generator's loss reaches both."""
+    loop = Loop(computes_gradients=False)
+    of_generator, of_critic = loop.first, loop.second
+    for number in range(STEPS):
+        optimizer = of_critic if number % 2 else of_generator
+        optimizer.zero_grad(set_to_none=number % 4 < 2)
+        with loop.passes.adding_gradients():
+            (loop.model[1](torch.ones(1, 2)) if number % 2 else loop.loss()).sum().backward()
+        optimizer.step()
+        loop.end()
+        assert all(p.grad is not None for p in loop.model.parameters())

@@ -451,6 +451,52 @@ for step in run.steps(15):
         die()
 run.finish()
 """
+SAM = """
+class Sam(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {})
+        self.base = torch.optim.SGD(self.param_groups, lr=1.0, momentum=0.5)
+    @torch.no_grad()
+    def first_step(self):
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["old"] = p.data.clone()
+            p.add_(p.grad, alpha=0.1)
+        self.zero_grad()
+    @torch.no_grad()
+    def second_step(self):
+        for p in self.param_groups[0]["params"]:
+            p.copy_(self.state[p]["old"])
+        self.base.step()
+        self.zero_grad()
+run = ef.join(seed=7, every="4 steps", threads=1)
+model = run.wrap(Counter())
+optimizer = Sam(model.parameters())
+run.keep(model=model, optimizer=optimizer, base=optimizer.base)
+while (step := run.position.step) < 15:
+    for move in (optimizer.first_step, optimizer.second_step):
+        loss = (model(torch.arange(8) + step % 5 * 8) ** 2).mean() + model.seen.sum()
+        loss.backward()
+        move()
+    run.step(loss=loss, samples=8)
+    if START == 1 and run.position.step == 10:
+        die()
+run.finish()
+"""
+BREAKS = """
+run, model, optimizer = begin()
+while run.position.step < 15:
+    for step in run.steps(15):
+        optimizer.zero_grad()
+        loss = model(torch.arange(8) + step % 5 * 8).mean()
+        loss.backward()
+        optimizer.step()
+        run.step(loss=loss, samples=8)
+        if START == 1 and run.position.step == 10:
+            die()
+        if run.position.step % 4 == 0:
+            break
+run.finish()
+"""
 LOADER = """
 class Loader:
     at = 0
@@ -592,6 +638,12 @@ COUNTED = [
         BEHIND_KEEP,
         before=(KILLED,),
         like=BEHIND_KEEP.replace("die()", "pass"),
+    ),
+    right(
+        "an optimizer around another one that notes weights before it moves, in a loop that counts its steps itself",
+        SAM,
+        before=(KILLED,),
+        like=SAM.replace("die()", "pass"),
     ),
     refused(
         "weights loaded behind keep in a loop that counts its steps itself",
@@ -747,6 +799,12 @@ COUNTED = [
         for step in run.steps(3):
             pass
         """,
+    ),
+    right(
+        "a loop over steps that is left every fourth step, and begun again",
+        BREAKS,
+        before=(KILLED,),
+        like=BREAKS.replace("die()", "pass"),
     ),
     refused(
         "a second loop over as many steps of the run",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import sys
+from collections import deque
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -123,14 +124,15 @@ class Trainer(Script):
 
 
 def test_a_copy_of_the_weights_is_told_once_it_is_there(me: Any) -> None:
-    """Best weights that training returns to at its end; not those from before `keep`, which each start has again."""
+    """Best weights that training returns to at its end; not those from before `keep`, which each start has again, nor live ones."""
     script = Script(me)
     first, best = copy.deepcopy(script.model.state_dict()), SimpleNamespace(weights=None)
     script.keep()
+    live = dict(script.model.named_parameters())
     for _ in range(2):
         script.step(lambda: setattr(best, "weights", copy.deepcopy(script.model.state_dict())))
     assert script.told == {"best.weights": "copy of the model's weights"}
-    assert first.keys() == best.weights.keys()
+    assert first.keys() == best.weights.keys() == live.keys()
 
 
 class Averages(Trainer):
@@ -533,6 +535,29 @@ def test_a_trained_tensor_that_no_variable_leads_to_is_refused_by_its_place(me: 
         script.step(learn)
 
 
+def test_trained_tensors_of_a_list_are_told_and_kept_together(me: Any) -> None:
+    """Weights in full precision, of a model in half."""
+    masters = [nn.Parameter(torch.zeros(2)) for _ in range(3)]
+    other = SGD(masters, lr=0.1)
+
+    def learn() -> None:
+        masters[2].grad = torch.ones(2)
+        other.step()
+
+    script = Script(me, other=other)
+    script.keep()
+    assert script.told == {"masters": "builtins.list"}
+    script.step(learn)
+    with pytest.raises(StateError, match=r"masters, a builtins\.list, .*(.|\n)*run\.keep\(masters=masters\)"):
+        script.step(learn)
+
+    script = Script(me, other=other, masters=masters)
+    script.keep()
+    script.step(learn)
+    script.step(learn)
+    assert script.told == {}
+
+
 class Agent:
     """Saves and loads a network and a temperature together."""
 
@@ -574,9 +599,13 @@ def test_a_collection_that_takes_tensors_in_with_the_steps_is_told(me: Any) -> N
         [torch.ones(2)],
     )
     both = {"known": known, "fixed": fixed}
+    full = deque([torch.zeros(2) for _ in range(3)], maxlen=3)
+    batch = {"mask": fixed[0]}
     script = Script(me, known=known)
     script.keep()
     for number in range(2):
+        batch = {"mask": fixed[0], "inputs": torch.zeros(2), "targets": torch.zeros(2)}
+        full.append(torch.zeros(2))
         memory.buffer.append((np.zeros(2), 1.0))
         pool[str(number)] = torch.zeros(2)
         known.append(torch.zeros(2))
@@ -584,5 +613,10 @@ def test_a_collection_that_takes_tensors_in_with_the_steps_is_told(me: Any) -> N
         made = [torch.zeros(2), torch.zeros(2)]
         script.step()
     assert script.told == {"memory.buffer": POOL, "pool": POOL}
+    full.append(torch.zeros(2))
+    batch = {"mask": fixed[0], "inputs": torch.zeros(2), "targets": torch.zeros(2)}
+    script.snapshot()
+    assert script.told == {"memory.buffer": POOL, "pool": POOL, "full": POOL}
+    assert len(batch) == 3
     assert both["known"] is known
     assert len(made) == 2
