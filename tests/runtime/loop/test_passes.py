@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.optim import SGD
 
 from elasticflow.errors import StateError
@@ -47,6 +48,17 @@ def test_gradients_wait_for_the_optimizer_of_their_parameters() -> None:
     assert add(one=4.0, other=40.0) == {"one": 4.0, "other": 70.0}
     optimizers["other"].zero_grad()
     assert add(other=80.0) == {"one": 4.0, "other": 80.0}
+
+
+def test_pruned_weights_are_those_after_the_step() -> None:
+    """As after a restart: a script that prunes by them before the next forward prunes alike."""
+    model = prune.l1_unstructured(nn.Linear(3, 4), "weight", amount=2)
+    optimizer, passes = SGD(model.parameters(), lr=0.1), Pass()
+    passes.watch(State(**parts_of({"model": model, "optimizer": optimizer})))
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    passes.settle(is_pending=False)
+    assert torch.equal(model.weight_mask * model.weight_orig, model.weight)
 
 
 def test_a_batch_has_its_gradients_once() -> None:
