@@ -78,8 +78,13 @@ class Pass:
         """Begin the pass of *batch*.
 
         Raises:
-            StateError: an optimizer moved after `Run.step`.
+            StateError: an optimizer moved after `Run.step`, or before the loop.
         """
+        if self.has_moved and not self._has_settled:
+            raise StateError(
+                "an optimizer moved between run.keep and the first pass of the loop, in steps that are not the run's",
+                "a search for the learning rate and other steps of that kind come before run.keep",
+            )
         self.require_still(batch.end.step - 1)
         self.batch, self._has_gradients = batch, False
         self._buffer_versions = self._sum_of_versions()

@@ -61,6 +61,22 @@ def test_pruned_weights_are_those_after_the_step() -> None:
     assert torch.equal(model.weight_mask * model.weight_orig, model.weight)
 
 
+def test_a_move_before_the_first_pass_is_told_from_one_after_a_step() -> None:
+    """A search for the learning rate, between `run.keep` and the loop: no call of `run.step` is to blame."""
+    model = nn.Linear(3, 4)
+    optimizer, passes = SGD(model.parameters(), lr=0.1), Pass()
+    passes.watch(State(**parts_of({"model": model, "optimizer": optimizer})))
+    batch: Any = SimpleNamespace(end=SimpleNamespace(step=1))
+    optimizer.step()
+    with pytest.raises(StateError, match=r"moved between run.keep and the first pass") as refused:
+        passes.open(batch)
+    assert "come before run.keep" in str(refused.value)
+    passes.settle(is_pending=False)
+    optimizer.step()
+    with pytest.raises(StateError, match=r"an optimizer moved after run.step"):
+        passes.open(batch)
+
+
 def test_a_batch_has_its_gradients_once() -> None:
     """Its samples are read by then: a second call in the pass would find none."""
     passes = Pass()

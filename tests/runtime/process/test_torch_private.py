@@ -130,6 +130,16 @@ def test_what_is_written_in_place_has_another_version() -> None:
     assert before < once < torch_private.version_of(buffer)
 
 
+def test_batches_that_a_loader_has_given_are_counted() -> None:
+    """By its iterator; the loader itself gives none."""
+    loader = DataLoader([1, 2, 3])
+    batches = iter(loader)
+    assert torch_private.batches_given(loader) is None
+    assert torch_private.batches_given(batches) == 0
+    next(batches)
+    assert torch_private.batches_given(batches) == 1
+
+
 def test_what_a_module_holds_shows_in_its_tables() -> None:
     """The same dicts from first to last; parameters, buffers, modules and hooks come and go in them."""
     module = nn.Module()
