@@ -201,7 +201,7 @@ class ScriptState:
         self._pools[pool.path] = [weakref.ref(each) for each in now.values()]
 
     def _tell_of_reader(self, reader: Found) -> None:
-        """Tell of *reader* if it has gone on since the last look, and a restart does not begin the epoch again."""
+        """Tell of *reader* if it has given batches since the last look, unless a restart begins the epoch anew."""
         now = _batches_given(reader.value)
         before, self._given[reader.path] = self._given.get(reader.path, now), now
         if before != now and not self._repeats_epochs():
@@ -316,7 +316,7 @@ def _as_found(
 
 
 def _batches_given(value: Any) -> int | None:
-    """Return the number of batches that a DataLoader's iterator has given, itself or inside a generator or `zip`; None: it is none."""
+    """Return the number of batches that a DataLoader's iterator has given, *value* or one inside of it; None: no iterator is there."""
     inside = [value]
     for _ in range(3):
         for given in map(torch_private.batches_given, inside):

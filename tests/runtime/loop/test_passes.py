@@ -52,7 +52,8 @@ def test_gradients_wait_for_the_optimizer_of_their_parameters() -> None:
 
 def test_pruned_weights_are_those_after_the_step() -> None:
     """As after a restart: a script that prunes by them before the next forward prunes alike."""
-    model = prune.l1_unstructured(nn.Linear(3, 4), "weight", amount=2)
+    model: Any = nn.Linear(3, 4)
+    prune.l1_unstructured(model, "weight", amount=2)  # type: ignore[no-untyped-call]
     optimizer, passes = SGD(model.parameters(), lr=0.1), Pass()
     passes.watch(State(**parts_of({"model": model, "optimizer": optimizer})))
     model(torch.ones(2, 3)).sum().backward()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, lr_scheduler
 from torch.optim.swa_utils import AveragedModel
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.loop.kept import parts_of, values_of
@@ -602,7 +602,7 @@ def test_a_collection_that_takes_tensors_in_with_the_steps_is_told(me: Any) -> N
 
 def test_an_iterator_over_the_scripts_own_loader_is_told_once_it_goes_on(me: Any) -> None:
     """Unlabeled samples beside `run.batches`; not a look at one batch, nor where a restart begins the epoch again."""
-    loader = DataLoader(list(range(20)))
+    loader: DataLoader[Any] = DataLoader(TensorDataset(torch.arange(20)))
     unlabeled = SimpleNamespace(batches=iter(loader))
     endless = (batch for _ in range(9) for batch in loader)
     pairs, first = zip(loader, loader, strict=True), iter(loader)

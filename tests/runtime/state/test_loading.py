@@ -277,6 +277,9 @@ def test_folder_without_weights_is_refused(tmp_path: Path) -> None:
 
 def test_pruned_weights_are_those_of_the_snapshot_before_the_first_forward() -> None:
     """Torch computes `weight` in each forward alone, and a script may prune by it before."""
-    saved, live = (prune.l1_unstructured(nn.Linear(3, 4), "weight", amount=2) for _ in range(2))
+    saved: Any = nn.Linear(3, 4)
+    live: Any = nn.Linear(3, 4)
+    for model in (saved, live):
+        prune.l1_unstructured(model, "weight", amount=2)  # type: ignore[no-untyped-call]
     loading.load(live, saved.state_dict())
     assert torch.equal(saved.weight_mask * saved.weight_orig, live.weight)
