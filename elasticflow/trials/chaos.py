@@ -85,7 +85,7 @@ def run_with_faults(
 
     Raises:
         TrialFailedError: one of the runs failed.
-        TrialRefusedError: the job is too short, or the path of *scratch* has blanks.
+        TrialRefusedError: the job is too short, or so short that it ends before the first fault, or the path of *scratch* has blanks.
     """
     _check_scratch(scratch)
     mark = secrets.token_hex(2)
@@ -96,7 +96,7 @@ def run_with_faults(
     length = max(record.step for record in reference)
     if length < steps:
         trial.check_length(length)
-        plan = replace(plan, faults=tuple(fault for fault in plan.faults if fault.step <= length - 2))
+        plan = without_late_faults(plan, length)
     between = time.monotonic()
     wild = trial.with_faults(2, workers, length, plan)
     trial_run = TrialRun(wild, subject, scratch, mark)
@@ -111,6 +111,21 @@ def run_with_faults(
         costs=costs(trial_run.done, RunHistory.read(trial_run.run), records),
         undone=len(plan.faults) - len(trial_run.done),
     )
+
+
+def without_late_faults(plan: FaultPlan, length: int) -> FaultPlan:
+    """Return *plan* without the faults that a run of *length* steps does not reach.
+
+    Raises:
+        TrialRefusedError: no fault is left.
+    """
+    faults = tuple(fault for fault in plan.faults if fault.step <= length - 2)
+    if not faults:
+        raise TrialRefusedError(
+            f"the job ends after {length} steps, before the first fault of the plan",
+            f"--steps {length}, or make the job longer with --set train.steps=N",
+        )
+    return replace(plan, faults=faults)
 
 
 def _check_scratch(folder: Path) -> None:
@@ -134,7 +149,7 @@ def _compared(
 def costs(done: Sequence[DoneFault], history: RunHistory, records: Sequence[Record]) -> tuple[FaultCost, ...]:
     """Return the consequences of each fault: all that happened before the next fault, except the run's own end."""
     redone = _redone_by_next(records)
-    ends = [fault.at for fault in done[1:]] + [math.inf]
+    ends = [*(fault.at for fault in done[1:]), math.inf][: len(done)]
     return tuple(_cost(fault, end, history, redone) for fault, end in zip(done, ends, strict=True))
 
 

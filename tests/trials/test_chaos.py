@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from elasticflow.errors import FaultPlanError
+from elasticflow.errors import FaultPlanError, TrialRefusedError
 from elasticflow.launcher.supervisor.scale_schedule import ScaleChange
 from elasticflow.observe.history import RunHistory
 from elasticflow.protocol.trajectory_record import Record
 from elasticflow.trials import compare_runs, fault_actions
-from elasticflow.trials.chaos import costs
+from elasticflow.trials.chaos import costs, without_late_faults
 from elasticflow.trials.fault_actions import DoneFault
 from elasticflow.trials.fault_plan import KINDS, Fault, FaultPlan, draw_plan, read_plan
 
@@ -55,6 +55,15 @@ def test_a_plan_that_cannot_be_done_is_refused(
     assert caught.value.message.startswith(f"{path}{place}: ")
     assert reason in caught.value.message
     assert remedy is None or remedy in str(caught.value.remedy)
+
+
+def test_faults_behind_the_jobs_end_are_left_out_and_a_plan_of_such_faults_is_refused() -> None:
+    """A job of few epochs is shorter than --steps, which only the undisturbed run shows."""
+    early, late = Fault(4, "kill"), Fault(40, "kill")
+    assert without_late_faults(FaultPlan("two", (early, late)), 24).faults == (early,)
+    with pytest.raises(TrialRefusedError, match="ends after 24 steps, before the first fault"):
+        without_late_faults(FaultPlan("late", (late,)), 24)
+    assert costs((), RunHistory.of([]), ()) == ()
 
 
 def test_a_seed_gives_the_same_faults_again() -> None:

@@ -210,7 +210,8 @@ def require_same(
         if differences:
             raise DatasetError(
                 f"the data of `{name}` is not what the snapshot was trained on: {' and '.join(differences)}",
-                "point the job at the same data, or start a new run; data drawn by a generator without a seed is other data at each start",
+                "point the job at the same data, or start a new run; data drawn by a generator without a seed is other data at each start, "
+                "and a dataset that the script changes between epochs needs an attribute `fingerprint`",
             )
 
 

@@ -11,18 +11,21 @@ import weakref
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+from torch.nn.utils.prune import is_pruned
+
 from elasticflow.errors import StateError
 from elasticflow.runtime.loop.carried_gradients import CarriedGradients, GradientsOfRun
 from elasticflow.runtime.loop.kept import is_scaler
 from elasticflow.runtime.loop.movers import Movers
 from elasticflow.runtime.process.torch_private import has_gathered_gradients, version_of
+from elasticflow.runtime.state.loading import prune_again
 from elasticflow.runtime.training.several_optimizers import parameters_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from elasticflow.runtime.loop.batch import Batch
     from elasticflow.runtime.state.state import State
@@ -45,6 +48,7 @@ class Pass:
         self._has_settled = self._was_pending = self._has_gradients = False
         self._carried: CarriedGradients | GradientsOfRun | None = None
         self._buffers: list[Tensor] = []
+        self._pruned: nn.Module | None = None
         self._parameters: Callable[[], Iterable[Tensor]] = tuple
         self._sharded_modules: Sequence[Any] = ()
         self._scalers: Sequence[Any] = ()
@@ -61,6 +65,7 @@ class Pass:
         """
         owners = list(state.optimizers.values())
         self._buffers = list(state.model.buffers())
+        self._pruned = state.model if is_pruned(state.model) else None
         self._scalers = [each for each in state.objects.values() if is_scaler(each)]
         self._parameters = lambda: parameters_of(owners)
         self._sharded_modules = state.sharded_modules
@@ -73,8 +78,13 @@ class Pass:
         """Begin the pass of *batch*.
 
         Raises:
-            StateError: an optimizer moved after `Run.step`.
+            StateError: an optimizer moved after `Run.step`, or before the loop.
         """
+        if self.has_moved and not self._has_settled:
+            raise StateError(
+                "an optimizer moved between run.keep and the first pass of the loop, in steps that are not the run's",
+                "a search for the learning rate and other steps of that kind come before run.keep",
+            )
         self.require_still(batch.end.step - 1)
         self.batch, self._has_gradients = batch, False
         self._buffer_versions = self._sum_of_versions()
@@ -114,6 +124,9 @@ class Pass:
             self._carried.end_step()
         self.has_moved, self._has_settled, self._was_pending = False, True, is_pending
         self._scale_version = self._version_of_scale()
+        if self._pruned is not None:
+            # As a restart does, for code that reads the weights before the next forward.
+            prune_again(self._pruned)
 
     def is_pending(self) -> bool:
         """Return True if this pass added to gradients that no optimizer has used yet.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from elasticflow import events
 from elasticflow.runtime.loop import drift
 from elasticflow.runtime.loop.loop_schedule import within
-from elasticflow.runtime.loop.script_state import CARRIED, COUNTER, POOL, ScriptState, argument_for
+from elasticflow.runtime.loop.script_state import CARRIED, COUNTER, POOL, READER, ScriptState, argument_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -110,6 +110,11 @@ class ScriptChecks:
                 argument = (
                     f"a restart makes it anew before the loop; make it within each pass, or {argument}, a tensor that each pass "
                     f"fills by {name}.copy_(...) (torch.from_numpy shares an array's memory),"
+                )
+            if kind == READER:
+                argument = (
+                    "a restart begins it anew; draw its samples within each pass, data[torch.randint(len(data), (16,))], or have one "
+                    "dataset for run.batches return samples of both,"
                 )
             self.tell(f"no snapshot holds {name}, a {kind}: {argument} if a step depends on it")
 

@@ -6,12 +6,14 @@ levels deep: attributes of `self` and other objects, items of lists, tuples and 
 
 from __future__ import annotations
 
+import gc
+import itertools
 import re
 import sys
 import weakref
 from collections import deque
 from collections.abc import Mapping
-from types import FunctionType, MethodType, ModuleType
+from types import FunctionType, GeneratorType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor, nn
@@ -20,6 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.loop import carried_values, kept
+from elasticflow.runtime.process import torch_private
 from elasticflow.runtime.snapshot import reachable, unsaved
 
 if TYPE_CHECKING:
@@ -37,6 +40,8 @@ _SIMPLE = (bool, int, float, str)
 COUNTER = "number that changes with the steps"
 CARRIED = "value that one pass leaves to the next"
 POOL = "collection of tensors that changes with the steps"
+READER = "DataLoader's iterator"
+_ITERATORS = (GeneratorType, enumerate, map, zip, itertools.chain, itertools.cycle, itertools.islice, tuple)
 
 
 class Found(NamedTuple):
@@ -47,6 +52,7 @@ class Found(NamedTuple):
         is_told: It is told as soon as it is found, not only once it changes.
         is_copy: It is a dict of the model's weights, such as the best of the run; one from before `run.keep` is made again at each start.
         is_pool: It is a list, deque or dict of tensors or arrays.
+        is_reader: It is an iterator over a DataLoader, or a generator that holds one.
     """
 
     path: str
@@ -54,6 +60,7 @@ class Found(NamedTuple):
     is_told: bool
     is_copy: bool = False
     is_pool: bool = False
+    is_reader: bool = False
 
     @property
     def kind(self) -> str:
@@ -110,6 +117,8 @@ class ScriptState:
         self._counters: dict[str, int | float] = {}
         # The tensors of each collection at the last look, and whether each had come since the look before.
         self._pools: dict[str, list[tuple[weakref.ref[Any], bool]]] = {}
+        # Batches that iterators of the script's own have given, by path.
+        self._given: dict[str, int | None] = {}
         found = self._found(variables)
         self._copies_at_first = {id(each.value): each.value for each in found if each.is_copy}
         self._tell_of(found)
@@ -132,6 +141,8 @@ class ScriptState:
         for each in found:
             if each.is_pool:
                 self._tell_of_pool(each)
+            elif each.is_reader:
+                self._tell_of_reader(each)
             elif is_thorough or not isinstance(each.value, nn.Module | Optimizer | Tensor):
                 self._compare(each)
         self._compare_rates()
@@ -197,13 +208,20 @@ class ScriptState:
             (weakref.ref(each), bool(held) and key not in before) for key, each in now.items()
         ]
 
+    def _tell_of_reader(self, reader: Found) -> None:
+        """Tell of *reader* if it has given batches since the last look, unless a restart begins the epoch anew."""
+        now = _batches_given(reader.value)
+        before, self._given[reader.path] = self._given.get(reader.path, now), now
+        if before != now and not self._repeats_epochs():
+            self._tell_once(reader.path, reader.path, READER)
+
     def _unscheduled(self) -> Iterator[tuple[str, Optimizer]]:
         """Yield the kept optimizers that a schedule was made for which is not kept."""
         scheduled = {id(_optimizer_of(value)) for value in _kept(self._state)}
         for name, optimizer in self._state.optimizers.items():
             is_wrapped = hasattr(optimizer.step, "_wrapped_by_lr_sched")
             has_schedule = is_wrapped or any("initial_lr" in group for group in optimizer.param_groups)
-            if has_schedule and id(optimizer) not in scheduled:
+            if has_schedule and id(optimizer) not in scheduled and not (is_wrapped and _is_left(optimizer)):
                 yield name, optimizer
 
     def _compare_rates(self) -> None:
@@ -256,6 +274,12 @@ class ScriptState:
                 )
 
 
+def _is_left(optimizer: Optimizer) -> bool:
+    """Return True if torch's schedules of *optimizer* are gone, as those of a search for the learning rate."""
+    schedules = (each for each in gc.get_objects() if issubclass(type(each), LRScheduler))
+    return all(_optimizer_of(schedule) is not optimizer for schedule in schedules)
+
+
 def found_in(state: State, variables: Mapping[str, Any]) -> Iterator[Found]:
     """Yield what *variables* hold that has a state, and is neither kept nor a part of what is kept."""
     seen = {id(value) for value in _kept(state)} | reachable.shared_generators()
@@ -294,10 +318,23 @@ def _as_found(
         return Found(path, value, is_told=not isinstance(value, nn.Module) or bool(parameters))
     if _holds_all(value, weights) and not any(id(each) in tensors for each in value.values()):
         return Found(path, value, is_told=False, is_copy=True)
+    if _batches_given(value) is not None:
+        return Found(path, value, is_told=False, is_reader=True)
     among = _tensors_among(value)
     if [trained.pop(id(each)) for each in among if id(each) in trained]:
         return Found(path, value, is_told=True)
     return Found(path, value, is_told=False, is_pool=True) if among else None
+
+
+def _batches_given(value: Any) -> int | None:
+    """Return the number of batches that a DataLoader's iterator has given, *value* or one inside of it; None: no iterator is there."""
+    inside = [value]
+    for _ in range(3):
+        for given in map(torch_private.batches_given, inside):
+            if given is not None:
+                return given
+        inside = [held for each in inside if isinstance(each, _ITERATORS) for held in gc.get_referents(each)]
+    return None
 
 
 def _trained_alone(state: State) -> dict[int, Found]:

@@ -33,6 +33,7 @@ class EpochLoop:
         arguments: The arguments of its batches.
         source: That dataset, opened; None: no batches yet.
         reading: The batches that are left, over all epochs.
+        switches: The dataset's attributes as that reading began.
         first_step: Step at which the current epoch began, in this process.
         has_batches: `Run.batches` was called in the current epoch.
     """
@@ -43,6 +44,7 @@ class EpochLoop:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     source: Source | None = None
     reading: Iterator[tuple[OwnPart, Batch]] | None = None
+    switches: list[Any] = field(default_factory=list)
     first_step: int = 0
     has_batches: bool = False
 
@@ -172,12 +174,16 @@ class Stages:
         self._claim()
 
     def reading(self, source: Source, position: Position) -> Iterator[tuple[OwnPart, Batch]]:
-        """Return the batches of *source* after *position*; an epoch continues the reading that the previous epoch began."""
+        """Return the batches of *source* after *position*; an epoch continues the reading that the previous epoch began.
+
+        Unless the script has changed the dataset since then, which loader processes would not learn.
+        """
         epochs = self.epochs
         if epochs is None:
             return source.batches(position)
-        if epochs.reading is None:
-            epochs.reading = source.batches(position)
+        switches = _switches_of(epochs.dataset)
+        if epochs.reading is None or switches != epochs.switches:
+            epochs.reading, epochs.switches = source.batches(position), switches
         return epochs.reading
 
     def require_arguments(self, dataset: Any, given: Mapping[str, Any]) -> None:
@@ -224,3 +230,10 @@ class Stages:
 
 def _listed(arguments: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in arguments.items() if value is not None)
+
+
+def _switches_of(thing: Any, depth: int = 2) -> list[Any]:
+    """Return the attributes of a dataset, and of the objects in it: numbers and text, and the identity of others."""
+    held = list(getattr(thing, "__dict__", {}).items())
+    own = [(name, value if isinstance(value, int | float | str) else id(value)) for name, value in held]
+    return [*own, *(_switches_of(value, depth - 1) for _, value in held if depth > 0)]

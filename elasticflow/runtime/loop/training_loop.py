@@ -383,6 +383,11 @@ class TrainingLoop:
                 self._own_data.note_resumed()
             if self.worker.rank == 0:
                 self.worker.event(events.DATA_OWN, kept=kept.own_objects(state))
+            if epochs is None and not kept.has_loader(state):
+                self._tell(
+                    "the script reads its own data: a restart makes its loader anew, without what was drawn ahead; "
+                    "run.keep(loader=loader) if it has a state, or run.batches, which brings each sample once"
+                )
 
     def _begin(self) -> None:
         worker, snapshots, state = self.worker, *self.kept("step")

@@ -258,11 +258,25 @@ def address_of(generator: torch.Generator) -> int | None:
     return None if address is None else int(address)
 
 
+_LOADER_ITERATOR = _required(
+    "torch.utils.data.dataloader:_BaseDataLoaderIter", "to see which loaders a script reads"
+)
+
+
 def loader_processes_of(batches: Any) -> list[Any]:
     """Return the processes behind an iterator of a DataLoader with workers."""
     _require_attributes(batches, ["_workers"], "to watch and end loader processes")
     processes: list[Any] = batches._workers
     return processes
+
+
+def batches_given(batches: Any) -> int | None:
+    """Return the number of batches that an iterator of a DataLoader has given; None for every other object."""
+    if not isinstance(batches, _LOADER_ITERATOR):
+        return None
+    _require_attributes(batches, ["_num_yielded"], "to see which loaders a script reads")
+    given: int = batches._num_yielded
+    return given
 
 
 def is_next_delivered(batches: Any) -> bool:

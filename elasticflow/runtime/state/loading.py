@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.prune import is_pruned
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -143,6 +144,7 @@ def load(stateful: Any, state: Any) -> None:
         versioned = stateful.state_dict()
         versioned.update(state)
         stateful.load_state_dict(versioned)
+        prune_again(stateful)
     elif isinstance(stateful, Optimizer) and type(stateful).load_state_dict is Optimizer.load_state_dict:
         _load_optimizer(stateful, state)
     elif isinstance(stateful, GradScaler):
@@ -150,6 +152,16 @@ def load(stateful: Any, state: Any) -> None:
         stateful.load_state_dict({k: v.item() if isinstance(v, Tensor) else v for k, v in state.items()})
     else:
         stateful.load_state_dict(state)
+
+
+def prune_again(model: nn.Module) -> None:
+    """Compute the pruned weights of *model* from its parameters and masks, as torch does in each forward alone."""
+    for module in model.modules() if is_pruned(model) else ():
+        for key, mask in module.named_buffers(recurse=False):
+            name = key.removesuffix("_mask")
+            original = getattr(module, f"{name}_orig", None)
+            if name != key and isinstance(original, nn.Parameter):
+                setattr(module, name, mask.to(dtype=original.dtype) * original)
 
 
 def in_place(optimizers: Iterable[Optimizer]) -> Callable[[], None]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.optim import SGD
 
 from elasticflow.errors import StateError
@@ -47,6 +48,34 @@ def test_gradients_wait_for_the_optimizer_of_their_parameters() -> None:
     assert add(one=4.0, other=40.0) == {"one": 4.0, "other": 70.0}
     optimizers["other"].zero_grad()
     assert add(other=80.0) == {"one": 4.0, "other": 80.0}
+
+
+def test_pruned_weights_are_those_after_the_step() -> None:
+    """As after a restart: a script that prunes by them before the next forward prunes alike."""
+    model: Any = nn.Linear(3, 4)
+    prune.l1_unstructured(model, "weight", amount=2)  # type: ignore[no-untyped-call]
+    optimizer, passes = SGD(model.parameters(), lr=0.1), Pass()
+    passes.watch(State(**parts_of({"model": model, "optimizer": optimizer})))
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    passes.settle(is_pending=False)
+    assert torch.equal(model.weight_mask * model.weight_orig, model.weight)
+
+
+def test_a_move_before_the_first_pass_is_told_from_one_after_a_step() -> None:
+    """A search for the learning rate, between `run.keep` and the loop: no call of `run.step` is to blame."""
+    model = nn.Linear(3, 4)
+    optimizer, passes = SGD(model.parameters(), lr=0.1), Pass()
+    passes.watch(State(**parts_of({"model": model, "optimizer": optimizer})))
+    batch: Any = SimpleNamespace(end=SimpleNamespace(step=1))
+    optimizer.step()
+    with pytest.raises(StateError, match=r"moved between run.keep and the first pass") as refused:
+        passes.open(batch)
+    assert "come before run.keep" in str(refused.value)
+    passes.settle(is_pending=False)
+    optimizer.step()
+    with pytest.raises(StateError, match=r"an optimizer moved after run.step"):
+        passes.open(batch)
 
 
 def test_a_batch_has_its_gradients_once() -> None:

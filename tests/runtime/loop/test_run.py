@@ -115,7 +115,9 @@ def test_own_data_is_counted_and_gone_on_with(groups: Callable[..., Any]) -> Non
     group = groups("run", PROGRAM)
     assert group.run(2, "--own-data", "--samples", "40", "--term-at", "4").codes == [0, 0]
     assert group.newest().state["position"]["samples"] == 16
-    assert group.run(2, "--own-data", "--samples", "40").codes == [0, 0]
+    ended = group.run(2, "--own-data", "--samples", "40")
+    assert ended.codes == [0, 0]
+    assert "a restart makes its loader anew, without what was drawn ahead" in ended.errors[0]
     assert group.newest().state["position"]["samples"] == 40
     ended = group.run(2)
 

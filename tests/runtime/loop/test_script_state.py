@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, lr_scheduler
 from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader, TensorDataset
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.loop.kept import parts_of, values_of
-from elasticflow.runtime.loop.script_state import CARRIED, POOL, ScriptState, argument_for
+from elasticflow.runtime.loop.script_state import CARRIED, POOL, READER, ScriptState, argument_for
 from elasticflow.runtime.snapshot.unsaved import Unsaved
 from elasticflow.runtime.state.state import State
 
@@ -226,6 +227,17 @@ def test_a_schedule_that_is_hidden_is_known_by_its_optimizer(me: Any) -> None:
     script.step(move)
     with pytest.raises(StateError, match=r"optimizer\.lr is set by a schedule that no snapshot holds"):
         script.step(move)
+
+
+def test_a_schedule_that_is_gone_is_not_told(me: Any) -> None:
+    """A search for the learning rate has made it, before `run.keep`; the script sets its rates itself."""
+    script = Script(me)
+    lr_scheduler.LambdaLR(script.optimizer, lambda step: 2.0**step)
+    script.keep()
+    for number in range(3):
+        script.optimizer.param_groups[0]["lr"] = 0.1 * number
+        script.step()
+    assert script.told == {}
 
 
 def test_rates_that_the_script_sets_itself_are_in_the_snapshot(me: Any) -> None:
@@ -620,3 +632,22 @@ def test_a_collection_that_takes_tensors_in_with_the_steps_is_told(me: Any) -> N
     assert len(batch) == 3
     assert both["known"] is known
     assert len(made) == 2
+
+
+def test_an_iterator_over_the_scripts_own_loader_is_told_once_it_goes_on(me: Any) -> None:
+    """Unlabeled samples beside `run.batches`; not a look at one batch, nor where a restart begins the epoch again."""
+    loader: DataLoader[Any] = DataLoader(TensorDataset(torch.arange(20)))
+    unlabeled = SimpleNamespace(batches=iter(loader))
+    endless = (batch for _ in range(9) for batch in loader)
+    pairs, first = zip(loader, loader, strict=True), iter(loader)
+    next(first)
+    for is_again, expected in (
+        (True, {}),
+        (False, {"unlabeled.batches": READER, "endless": READER, "pairs": READER}),
+    ):
+        script = Script(me)
+        script.repeats_epochs = is_again
+        script.keep()
+        for _ in range(2):
+            script.step(lambda: (next(unlabeled.batches), next(endless), next(pairs)))
+        assert expected == script.told

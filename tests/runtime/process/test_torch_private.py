@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader, TensorDataset, get_worker_info
 
 import elasticflow
 from elasticflow.errors import COLLECTIVE_MISMATCH, TorchChangedError
@@ -128,6 +128,16 @@ def test_what_is_written_in_place_has_another_version() -> None:
         once = torch_private.version_of(buffer)
         buffer[0] = 3
     assert before < once < torch_private.version_of(buffer)
+
+
+def test_batches_that_a_loader_has_given_are_counted() -> None:
+    """By its iterator; the loader itself gives none."""
+    loader: DataLoader[Any] = DataLoader(TensorDataset(torch.arange(3)))
+    batches = iter(loader)
+    assert torch_private.batches_given(loader) is None
+    assert torch_private.batches_given(batches) == 0
+    next(batches)
+    assert torch_private.batches_given(batches) == 1
 
 
 def test_what_a_module_holds_shows_in_its_tables() -> None:

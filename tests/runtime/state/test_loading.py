@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from torch.nn.utils import prune
 from torch.optim import SGD, Adam, AdamW, NAdam
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, StepLR
 
@@ -272,3 +273,13 @@ def test_folder_without_weights_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"<html>")
     with pytest.raises(StateError, match="cannot be read"):
         loading.load_weights(Tied(1), str(tmp_path))
+
+
+def test_pruned_weights_are_those_of_the_snapshot_before_the_first_forward() -> None:
+    """Torch computes `weight` in each forward alone, and a script may prune by it before."""
+    saved: Any = nn.Linear(3, 4)
+    live: Any = nn.Linear(3, 4)
+    for model in (saved, live):
+        prune.l1_unstructured(model, "weight", amount=2)  # type: ignore[no-untyped-call]
+    loading.load(live, saved.state_dict())
+    assert torch.equal(saved.weight_mask * saved.weight_orig, live.weight)
