@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 from typing import TYPE_CHECKING
 
 from torch.nn.parallel import DistributedDataParallel
 
 from elasticflow.runtime.loop.kept import bare
+from elasticflow.runtime.loop.living_objects import living
 from elasticflow.runtime.process.sharded_tensors import is_over_all_ranks
 
 if TYPE_CHECKING:
@@ -55,15 +55,13 @@ def not_exchanged(state: State, wrapped: AbstractSet[int], *, is_first: bool) ->
 
 
 def _is_wrapped(model: nn.Module) -> bool:
-    """Return True if the script has wrapped *model* in DistributedDataParallel itself; slow: looks at every object of the process."""
-    return any(bare(wrapper) is model or model in wrapper.modules() for wrapper in _wrappers())
+    """Return True if the script has wrapped *model* in DistributedDataParallel itself; as slow as `living`."""
+    wrappers = living(DistributedDataParallel)
+    return any(bare(wrapper) is model or model in wrapper.modules() for wrapper in wrappers)
 
 
 def wrapped_parameters() -> set[int]:
-    """Return `id` of the parameters whose gradients DistributedDataParallel exchanges; slow: looks at every object of the process."""
-    return {id(parameter) for wrapper in _wrappers() for parameter in wrapper.parameters()}
-
-
-def _wrappers() -> list[DistributedDataParallel]:
-    # Not isinstance: it asks each object for its class, and torch's deprecated ones warn then.
-    return [each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel)]
+    """Return `id` of the parameters whose gradients DistributedDataParallel exchanges; as slow as `living`."""
+    return {
+        id(parameter) for wrapper in living(DistributedDataParallel) for parameter in wrapper.parameters()
+    }

@@ -8,7 +8,6 @@ depends on the rank, too: the ranks draw different samples.
 
 from __future__ import annotations
 
-import gc
 import random
 import warnings
 from hashlib import sha256
@@ -18,6 +17,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from elasticflow.runtime.loop.living_objects import living
 from elasticflow.runtime.process import random_streams
 
 if TYPE_CHECKING:
@@ -86,8 +86,7 @@ class OwnData:
         if self._has_looked_for_workers:
             return
         self._has_looked_for_workers = True
-        loaders = (each for each in gc.get_objects() if issubclass(type(each), DataLoader))
-        if any(loader.persistent_workers and loader.num_workers for loader in loaders):
+        if any(loader.persistent_workers and loader.num_workers for loader in living(DataLoader)):
             self._warn(
                 "a DataLoader has persistent_workers, whose random generators go on from epoch to epoch: samples that draw random numbers "
                 "are others after a restart; without persistent_workers each epoch has the same ones again"

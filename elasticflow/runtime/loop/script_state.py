@@ -22,11 +22,13 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.loop import carried_values, kept
+from elasticflow.runtime.loop.living_objects import living
 from elasticflow.runtime.process import torch_private
 from elasticflow.runtime.snapshot import reachable, unsaved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Set as AbstractSet
     from types import FrameType
 
     from elasticflow.runtime.state.state import State
@@ -41,6 +43,7 @@ COUNTER = "number that changes with the steps"
 CARRIED = "value that one pass leaves to the next"
 POOL = "collection of tensors that changes with the steps"
 READER = "DataLoader's iterator"
+COPY = "copy of the model's weights"
 _ITERATORS = (GeneratorType, enumerate, map, zip, itertools.chain, itertools.cycle, itertools.islice, tuple)
 
 
@@ -50,24 +53,20 @@ class Found(NamedTuple):
     Attributes:
         path: Expression for the object in the script: `self.ema`.
         is_told: It is told as soon as it is found, not only once it changes.
-        is_copy: It is a dict of the model's weights, such as the best of the run; one from before `run.keep` is made again at each start.
-        is_pool: It is a list, deque or dict of tensors or arrays.
-        is_reader: It is an iterator over a DataLoader, or a generator that holds one.
+        role: COPY for a dict of the model's weights, such as the best of the run (one from before `run.keep` is made again at each
+            start), POOL for a list, deque or dict of tensors or arrays, READER for an iterator over a DataLoader, or a generator
+            that holds one. None for all else.
     """
 
     path: str
     value: Any
     is_told: bool
-    is_copy: bool = False
-    is_pool: bool = False
-    is_reader: bool = False
+    role: str | None = None
 
     @property
     def kind(self) -> str:
-        """Name of its class."""
-        if self.is_copy:
-            return "copy of the model's weights"
-        return f"{type(self.value).__module__}.{type(self.value).__qualname__}"
+        """The role, or the name of its class."""
+        return self.role or f"{type(self.value).__module__}.{type(self.value).__qualname__}"
 
 
 class _Seen(NamedTuple):
@@ -120,7 +119,7 @@ class ScriptState:
         # Batches that iterators of the script's own have given, by path.
         self._given: dict[str, int | None] = {}
         found = self._found(variables)
-        self._copies_at_first = {id(each.value): each.value for each in found if each.is_copy}
+        self._copies_at_first = {id(each.value): each.value for each in found if each.role == COPY}
         self._tell_of(found)
 
     def look(self, *, is_thorough: bool) -> None:
@@ -139,9 +138,9 @@ class ScriptState:
         found = self._found(variables)
         self._tell_of(found)
         for each in found:
-            if each.is_pool:
+            if each.role == POOL:
                 self._tell_of_pool(each)
-            elif each.is_reader:
+            elif each.role == READER:
                 self._tell_of_reader(each)
             elif is_thorough or not isinstance(each.value, nn.Module | Optimizer | Tensor):
                 self._compare(each)
@@ -173,7 +172,7 @@ class ScriptState:
             scheduled.add(id(_optimizer_of(each.value)))
             if each.is_told:
                 self._tell_once(id(each.value), each.path, each.kind)
-            if each.is_copy and id(each.value) not in self._copies_at_first:
+            if each.role == COPY and id(each.value) not in self._copies_at_first:
                 # A list of copies gets one message.
                 self._tell_once(re.sub(r"\[\d+\]", "[]", each.path), each.path, each.kind)
         for name, optimizer in self._unscheduled():
@@ -203,7 +202,7 @@ class ScriptState:
         now = {id(each): each for each in _tensors_among(pool.value)}
         takes_in, keeps = not now.keys() <= before.keys(), [before[key] for key in now if key in before]
         if takes_in and keeps and (len(now) > len(held) or any(keeps)):
-            self._tell_once(pool.path, pool.path, POOL)
+            self._tell_once(pool.path, pool.path, pool.kind)
         self._pools[pool.path] = [
             (weakref.ref(each), bool(held) and key not in before) for key, each in now.items()
         ]
@@ -213,7 +212,7 @@ class ScriptState:
         now = _batches_given(reader.value)
         before, self._given[reader.path] = self._given.get(reader.path, now), now
         if before != now and not self._repeats_epochs():
-            self._tell_once(reader.path, reader.path, READER)
+            self._tell_once(reader.path, reader.path, reader.kind)
 
     def _unscheduled(self) -> Iterator[tuple[str, Optimizer]]:
         """Yield the kept optimizers that a schedule was made for which is not kept."""
@@ -276,15 +275,15 @@ class ScriptState:
 
 def _is_left(optimizer: Optimizer) -> bool:
     """Return True if torch's schedules of *optimizer* are gone, as those of a search for the learning rate."""
-    schedules = (each for each in gc.get_objects() if issubclass(type(each), LRScheduler))
-    return all(_optimizer_of(schedule) is not optimizer for schedule in schedules)
+    return all(_optimizer_of(schedule) is not optimizer for schedule in living(LRScheduler))
 
 
 def found_in(state: State, variables: Mapping[str, Any]) -> Iterator[Found]:
     """Yield what *variables* hold that has a state, and is neither kept nor a part of what is kept."""
-    seen = {id(value) for value in _kept(state)} | reachable.shared_generators()
+    kept_values = list(_kept(state))
+    seen = {id(value) for value in kept_values} | reachable.shared_generators()
     tensors, weights = _tensors_of(state), {name for name, _ in state.model.named_parameters()}
-    trained = _trained_alone(state)
+    trained = _trained_alone(state, kept_values, tensors)
     waiting: deque[tuple[str, Any, int]] = deque(
         (name, value, 0) for name, value in list(variables.items()) if not name.startswith("_")
     )
@@ -317,13 +316,13 @@ def _as_found(
             trained.pop(id(parameter), None)
         return Found(path, value, is_told=not isinstance(value, nn.Module) or bool(parameters))
     if _holds_all(value, weights) and not any(id(each) in tensors for each in value.values()):
-        return Found(path, value, is_told=False, is_copy=True)
+        return Found(path, value, is_told=False, role=COPY)
     if _batches_given(value) is not None:
-        return Found(path, value, is_told=False, is_reader=True)
+        return Found(path, value, is_told=False, role=READER)
     among = _tensors_among(value)
     if [trained.pop(id(each)) for each in among if id(each) in trained]:
         return Found(path, value, is_told=True)
-    return Found(path, value, is_told=False, is_pool=True) if among else None
+    return Found(path, value, is_told=False, role=POOL) if among else None
 
 
 def _batches_given(value: Any) -> int | None:
@@ -337,11 +336,16 @@ def _batches_given(value: Any) -> int | None:
     return None
 
 
-def _trained_alone(state: State) -> dict[int, Found]:
-    """Return the tensors that kept optimizers move and no kept object holds, by `id`: a learned temperature, say."""
-    held = _tensors_of(state)
-    for value in _kept(state):
-        held |= {id(value), *map(id, value.parameters() if isinstance(value, nn.Module) else ())}
+def _trained_alone(state: State, kept_values: Sequence[Any], tensors: AbstractSet[int]) -> dict[int, Found]:
+    """Return the tensors that kept optimizers move and no kept object holds, by `id`: a learned temperature, say.
+
+    Args:
+        kept_values: Kept objects and the values inside them (`_kept`).
+        tensors: `id` of the kept parameters and buffers (`_tensors_of`).
+    """
+    modules = [value for value in kept_values if isinstance(value, nn.Module)]
+    of_modules = (parameter for module in modules for parameter in module.parameters())
+    held = {*tensors, *map(id, kept_values), *map(id, of_modules)}
     return {
         id(tensor): Found(
             f"{name.removeprefix('optimizer.')}.param_groups[{i}]['params'][{j}]", tensor, is_told=False
