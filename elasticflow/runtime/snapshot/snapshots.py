@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -15,20 +14,15 @@ from elasticflow.runtime.data.dataset import EVALUATION_DATA, TRAINING_DATA, ope
 from elasticflow.runtime.data.order.order import require_same_order
 from elasticflow.runtime.data.values import marks_of
 from elasticflow.runtime.measuring.marks import mark
-from elasticflow.runtime.process import checksums, devices, environment, leaving
+from elasticflow.runtime.process import devices, environment, leaving
 from elasticflow.runtime.process.context import Restored
 from elasticflow.runtime.snapshot import memory_tier, restore, writer_connection
 from elasticflow.runtime.snapshot.captured import CaptureCheck
 from elasticflow.runtime.snapshot.memory_tier import MemoryTier
-from elasticflow.runtime.snapshot.metadata import (
-    FROZEN,
-    RESTING,
-    SnapshotMetadata,
-    StateRecord,
-    frozen,
-)
+from elasticflow.runtime.snapshot.metadata import FROZEN, RESTING, SnapshotMetadata, StateRecord
 from elasticflow.runtime.snapshot.rank_shard import ShardPlanner, nbytes_of
 from elasticflow.runtime.snapshot.replicas import ReplicaCheck, flip
+from elasticflow.runtime.snapshot.restored_state import RestoredState
 from elasticflow.runtime.snapshot.staging_copy import copier_for
 from elasticflow.runtime.snapshot.unsaved import Unsaved
 from elasticflow.runtime.snapshot.writer_connection import WriterReports
@@ -146,7 +140,7 @@ class Snapshots:
         self._frozen: list[str] | None = None
         self._resting: list[str] | None = None
         self._changes: Sequence[OptionChange] = ()
-        self._as_restored: tuple[dict[str, Any], dict[str, int]] | None = None
+        self._as_restored: RestoredState | None = None
         self._is_prepared = False
         if worker.device.type != "cpu" or (worker.rank == 0 and self._due.seconds is not None):
             worker.vote.when("snapshot", self._asks_for_snapshot)
@@ -242,18 +236,16 @@ class Snapshots:
             SnapshotError: the snapshot cannot be read again.
             StateError: with *reads_on*, a rank has changed the model, or what moves it.
         """
-        marks = self._as_restored
-        if is_last:
-            self._as_restored = None
-        if marks is None or self.restored is None:
+        before = self._as_restored
+        if before is None or self.restored is None or not before.is_remembered:
             return
-        now = self._marks()
-        names = [key for key in {**marks[1], **now[1]} if marks[1].get(key) != now[1].get(key)]
-        names += [key for key in {**marks[0], **now[0]} if marks[0].get(key) != now[0].get(key)]
+        names = before.changed()
         if reads_on:
             names = [name for name in names if not name.startswith("include.")]
-        frozen_again = self._freeze_again()
-        self._set_modes_again()
+        frozen_again = before.freeze_again()
+        before.set_modes_again()
+        if is_last:
+            before.forget()
         worker = self._worker
         if worker.all_true(not names and (reads_on or not frozen_again)):
             return
@@ -278,58 +270,15 @@ class Snapshots:
         if worker.rank == 0:
             worker.event(events.STATE_PUT_BACK, names=names[:_MOST_NAMES], snapshot=self.restored.name)
 
-    def _freeze_again(self) -> list[str]:
-        """Freeze and unfreeze parameters as they were in the snapshot; return a name for each change."""
-        differing = self._frozen_otherwise()
-        for name, parameter in self._state.model.named_parameters():
-            if f"requires_grad of {name}" in differing:
-                parameter.requires_grad_(not parameter.requires_grad)
-        return differing
-
-    def _frozen_otherwise(self) -> list[str]:
-        """Return a name for each parameter that is frozen and was not in the snapshot, or the reverse."""
-        differing = set() if self._frozen is None else {*self._frozen} ^ {*frozen(self._state.model)}
-        return [f"requires_grad of {name}" for name in sorted(differing)]
-
-    def _set_modes_again(self) -> None:
-        """Put the model's modules into the modes that they had in the snapshot: the script may have changed them on its way."""
-        if self._resting is not None:
-            for name, module in self._state.model.named_modules():
-                module.training = name not in self._resting
-
     def record_end(self, reason: str) -> None:
         """Record beside the snapshots that the script's own loop ends after this step. Rank 0 writes."""
         if self._worker.rank == 0:
             self._catalog.write_stop({"step": self._worker.progress.number, "reason": reason, "by_rank": 0})
 
     def remember_restored(self) -> None:
-        """Remember the restored state, for `put_back`, and for the first move of an optimizer if `put_back` is not called. Every rank."""
-        self._as_restored = None if self.restored is None else self._marks()
-        for optimizer in self._state.optimizers.values():
-            optimizer.register_step_pre_hook(self._require_as_restored)
-
-    def _require_as_restored(self, *_: object) -> None:
-        """Refuse the first move in a loop that begins by no call of the run, where nothing is put back, if the script changed the state."""
-        marks, self._as_restored = self._as_restored, None
-        if marks is None or self.restored is None:
-            return
-        captured = self._state.capture()
-        # Optimizers around another one, such as SAM's, note weights in their state before that one moves.
-        of_model = {key: captured.tensors[key] for key in captured.stepped if key.startswith("model/")}
-        now = checksums.sums_of(of_model)
-        names = [key for key, value in now.items() if marks[1].get(key, value) != value]
-        names += self._frozen_otherwise()
-        if names:
-            raise StateError(
-                f"{names[0]} is not as in snapshot {self.restored.name}, which run.keep has loaded: the script changed it before an "
-                "optimizer moved, and this loop has no call that puts it back",
-                "change it before run.keep, or only if run.position.step == 0; for step in run.steps(...) says where the loop begins: what "
-                "a pass changes is its own then, and without a kept loader what was changed before is put back",
-            )
-
-    def _marks(self) -> tuple[dict[str, Any], dict[str, int]]:
-        captured = self._state.capture()
-        return json.loads(json.dumps(captured.tree)), checksums.sums_of(captured.tensors)
+        """Remember the restored state: what the script changes of it is put back, or refused, where training continues. Every rank."""
+        if self.restored is not None:
+            self._as_restored = RestoredState(self._state, self.restored.name, self._frozen, self._resting)
 
     def take_if_due(self, position: Position) -> None:
         """Take a snapshot if one is due, after `after_step` was called without *takes*. Every rank.
