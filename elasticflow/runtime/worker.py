@@ -158,8 +158,7 @@ def _generation(identity: Identity, snapshots: SnapshotSettings, store: Store | 
         catalog = Catalog.of_run(snapshots, identity.run_folder, identity.run_id)
         catalog.storage.check_writable()
         # All that is started by hand has one run id: of two scripts with one place the second would continue the first.
-        claims = catalog.generations(catalog.newest_generation() - 1).values()
-        if (other := next((claim.get("job", job) for claim in claims), job)) != job:
+        if (other := catalog.newest_claim().get("job", job)) != job:
             raise errors.StateError(
                 f"the snapshots in {catalog.storage.uri} are those of {other}, and this is {job}",
                 "give each a place of its own: join(snapshots=...), or snapshots.uri in the job file; "

@@ -217,6 +217,11 @@ class Catalog:
             number: self._read(f"generations/{files[number]}") for number in sorted(files) if number > after
         }
 
+    def newest_claim(self) -> dict[str, Any]:
+        """Return the claim of the newest generation that has one; empty if none has."""
+        files = self._claims()
+        return self._read(f"generations/{files[max(files)]}") if files else {}
+
     def _claims(self) -> dict[int, str]:
         """Return the file that claims each generation, by number."""
         matches = map(_GENERATION.fullmatch, self.storage.list(f"{self.prefix}generations"))
