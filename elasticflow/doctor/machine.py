@@ -20,6 +20,7 @@ from elasticflow.protocol.child_processes import MAY_STAND_BY, MEMORY_FACTOR
 from elasticflow.protocol.snapshot_settings import AUTO, HELD_MOST_OF_FREE
 from elasticflow.system.free_memory import GROUPS, tightest_group
 from elasticflow.system.kernel_files import number_in, text_in
+from elasticflow.system.processes import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,7 +61,7 @@ def machine(needs: Needs, cgroup: Path = GROUPS, shared: Path = _SHARED_MEMORY) 
 
 
 def _cores(needs: Needs, cgroup: Path) -> CheckResult:
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     quota, _, period = text_in(cgroup / "cpu.max").partition(" ")
     limit = int(quota) / int(period) if quota.isdecimal() and period.strip().isdecimal() else cores
     fact, usable = str(cores), min(limit, cores)

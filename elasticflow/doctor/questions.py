@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from elasticflow.doctor.network import network
 from elasticflow.doctor.project import packages, project
 from elasticflow.doctor.store import stores
 from elasticflow.doctor.torch_probe import TorchProbe
+from elasticflow.system.processes import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -44,7 +44,7 @@ def examine(needs: Needs, wait: Callable[[str], None]) -> Iterator[CheckResult]:
 
 def needs_of(root: Path, job: Job | None = None, job_file: Path | None = None, gpus: Path = _GPUS) -> Needs:
     """Return the needs of *job*, or of any job if None: a worker for each GPU that the driver has in *gpus*, else for each core."""
-    workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = usable_cores()
     if job is None or "cpu" not in {job.nodes.nproc_per_node, job.nodes.device_of_workers}:
         workers = len(list(gpus.glob("*"))) or workers
     if job is None:

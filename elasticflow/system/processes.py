@@ -73,6 +73,11 @@ def append_output_to(path: str) -> None:
     os.close(descriptor)
 
 
+def usable_cores() -> int:
+    """Return the number of cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def adopt_orphans() -> None:
     """Have descendants whose parent ends become children of this process; Linux only."""
     if sys.platform == "linux":

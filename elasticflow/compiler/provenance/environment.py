@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import platform
 import re
 import socket
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.run_folder import RUNS
+from elasticflow.system.processes import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -78,7 +78,7 @@ def machine() -> Mapping[str, Any]:
         "kernel": platform.release(),
         "libc": " ".join(platform.libc_ver()).strip() or None,
         "cpu": cpu_model(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": usable_cores(),
         "gpus": [match[1].strip() for match in models if match],
         "driver": driver[1] if driver else None,
     }

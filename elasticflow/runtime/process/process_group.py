@@ -22,6 +22,7 @@ from elasticflow.protocol import control_store
 from elasticflow.protocol.store_address import address_for_others
 from elasticflow.runtime.process import devices, torch_private
 from elasticflow.runtime.process.torch_private import PrefixStore, TCPStore
+from elasticflow.system.processes import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, MutableMapping, Sequence
@@ -43,8 +44,7 @@ _INTERFACE = "GLOO_SOCKET_IFNAME"
 
 def set_threads(threads: int | None, local_world_size: int) -> None:
     """Give this process *threads* CPU threads, or its share of the node's cores."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    torch.set_num_threads(threads or max(1, cores // local_world_size))
+    torch.set_num_threads(threads or max(1, usable_cores() // local_world_size))
 
 
 def connect(identity: Identity, device: torch.device) -> Store | None:
