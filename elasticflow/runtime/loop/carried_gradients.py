@@ -81,14 +81,14 @@ class GradientsOfRun:
 
     def _others(self) -> list[tuple[Tensor, Tensor]]:
         """Return parameter and gradient where that is neither zero nor waiting for an optimizer; none after some looks."""
+        if not self._looks_left:
+            return []
         found = [
             (p, p.grad)
             for p in parameters_of(self._optimizers.values())
             if p.grad is not None and id(p) not in self._unused
         ]
-        if not found or not self._looks_left:
-            return []
-        self._looks_left -= 1
+        self._looks_left -= bool(found)
         return [(parameter, gradient.detach().clone()) for parameter, gradient in found if gradient.any()]
 
     def _before_move(self, name: str, optimizer: Optimizer, *_: object) -> None:
