@@ -222,9 +222,8 @@ def write_file(target: Path, text: str) -> int:
     data = text.encode("utf-8", "replace")
     try:
         if target.exists() and not (target.is_file() or target.is_dir()):
-            return target.write_bytes(
-                data
-            )  # a file in the place of /dev/null would be in the way of every program
+            # A file in the place of /dev/null would be in the way of every program.
+            return target.write_bytes(data)
         return atomic_files.write(Path(os.path.realpath(target)), [data])
     except OSError as error:
         raise ElasticflowError(

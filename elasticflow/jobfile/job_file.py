@@ -105,9 +105,8 @@ class JobFile:
             raw = lay_over(raw, layer)
         raw = without(raw, (_MATRIX,))
         name = value_at(("job", "name"), raw)
-        if isinstance(name, str) and re.fullmatch(
-            _NAME, name
-        ):  # messages show an invalid name as it is written
+        # Messages show an invalid name as it is written.
+        if isinstance(name, str) and re.fullmatch(_NAME, name):
             raw["job"] = {**raw["job"], "name": f"{name}-{case.name}"}
         in_files = [layer for layer in layers if layer.is_file]
         return replace(self._source, raw=raw, layers=(*in_files, own, *flags))

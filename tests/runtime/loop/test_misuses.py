@@ -77,6 +77,11 @@ def right(name: str, body: str, steps: int = 15, **more: Any) -> Case:
     return Case(name, textwrap.dedent(body), steps=steps, **more)
 
 
+def survives(name: str, body: str) -> Case:
+    """Return a loop that ends as if it had not been killed, by its `die()`, in the start before."""
+    return right(name, body, before=(KILLED,), like=body.replace("die()", "pass"))
+
+
 def refused(name: str, sentence: str, body: str, **more: Any) -> Case:
     """Return a loop that is refused by *sentence*."""
     return Case(name, textwrap.dedent(body), refused=sentence, **more)
@@ -621,29 +626,12 @@ COUNTED = [
         says="counts from 0 again, and this is batch",
         before=(KILLED,),
     ),
-    right(
-        "draws of a loop over its own data, over a kill",
-        NOISY,
-        before=(KILLED,),
-        like=NOISY.replace("die()", "pass"),
-    ),
-    right(
-        "draws of a loop over run.steps, over a kill",
-        NOISY_STEPS,
-        before=(KILLED,),
-        like=NOISY_STEPS.replace("die()", "pass"),
-    ),
-    right(
-        "weights loaded, and trained again, behind keep in a loop over run.steps",
-        BEHIND_KEEP,
-        before=(KILLED,),
-        like=BEHIND_KEEP.replace("die()", "pass"),
-    ),
-    right(
+    survives("draws of a loop over its own data, over a kill", NOISY),
+    survives("draws of a loop over run.steps, over a kill", NOISY_STEPS),
+    survives("weights loaded, and trained again, behind keep in a loop over run.steps", BEHIND_KEEP),
+    survives(
         "an optimizer around another one that notes weights before it moves, in a loop that counts its steps itself",
         SAM,
-        before=(KILLED,),
-        like=SAM.replace("die()", "pass"),
     ),
     refused(
         "weights loaded behind keep in a loop that counts its steps itself",
@@ -785,12 +773,7 @@ COUNTED = [
         """,
         before=(KILLED,),
     ),
-    right(
-        "modules that begin to train halfway, over a kill",
-        MOODY,
-        before=(KILLED,),
-        like=MOODY.replace("die()", "pass"),
-    ),
+    survives("modules that begin to train halfway, over a kill", MOODY),
     refused(
         "a pass of run.steps without run.step",
         "run.step was not called in step 1",
@@ -800,12 +783,7 @@ COUNTED = [
             pass
         """,
     ),
-    right(
-        "a loop over steps that is left every fourth step, and begun again",
-        BREAKS,
-        before=(KILLED,),
-        like=BREAKS.replace("die()", "pass"),
-    ),
+    survives("a loop over steps that is left every fourth step, and begun again", BREAKS),
     refused(
         "a second loop over as many steps of the run",
         "run.steps(15) counts the steps of the whole run, and 15 of them are those of the loops before",
