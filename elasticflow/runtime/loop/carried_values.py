@@ -7,20 +7,18 @@ reads before it assigns them.
 from __future__ import annotations
 
 import ast
-import linecache
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
 
-from elasticflow.python_source.syntax import parse
+from elasticflow.runtime.loop.script_loops import FUNCTIONS, loops_around
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
@@ -42,34 +40,11 @@ def is_several_numbers(value: Any) -> bool:
     return isinstance(value, Tensor | np.ndarray) and size > 1
 
 
-def line_of_epochs(frame: FrameType) -> int | None:
-    """Return the line at which the loop over `Run.epochs` begins that *frame* is in; None if it is in no such loop."""
-    for loop in _loops_around(frame.f_code.co_filename, frame.f_lineno):
-        calls = ast.walk(loop.iter) if isinstance(loop, ast.For) else ()
-        if any(isinstance(each, ast.Attribute) and each.attr == "epochs" for each in calls):
-            return loop.lineno
-    return None
-
-
-@cache
-def _loops_around(file: str, line: int) -> tuple[ast.For | ast.While, ...]:
-    """Return the loops around *line*; none if the source cannot be read."""
-    try:
-        tree = parse("".join(linecache.getlines(file)))
-    except SyntaxError:
-        return ()
-    return tuple(
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.For | ast.While) and node.lineno <= line <= (node.end_lineno or 0)
-    )
-
-
 @cache
 def _names(file: str, line: int) -> tuple[str, ...]:
     """Return the names that a loop around *line* reads before it assigns them."""
     names: dict[str, None] = {}
-    for loop in _loops_around(file, line):
+    for loop in loops_around(file, line):
         head = loop.target if isinstance(loop, ast.For) else loop.test
         uses = [use for part in (head, *loop.body) for use in _uses(part)]
         first = dict(reversed(uses))
@@ -79,7 +54,7 @@ def _names(file: str, line: int) -> tuple[str, ...]:
 
 def _uses(node: ast.AST) -> Iterator[tuple[str, bool]]:
     """Yield each name with whether it is read, not assigned, in the order in which Python evaluates *node*."""
-    if isinstance(node, _FUNCTIONS):
+    if isinstance(node, FUNCTIONS):
         return
     if isinstance(node, ast.Name):
         yield node.id, isinstance(node.ctx, ast.Load)

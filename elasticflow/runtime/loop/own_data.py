@@ -48,7 +48,7 @@ class OwnData:
         # In the keys of Python's, NumPy's and torch's generator.
         self._ranks = (0, 0, 0)
         self._losses: list[list[str]] = []
-        self._has_seeded = self._looks_for_draws = self._has_looked_for_workers = False
+        self._looks_for_draws = self._has_looked_for_workers = False
         # After `seed`, to see if the next pass draws.
         self._words_before: list[Any] | None = None
 
@@ -62,12 +62,11 @@ class OwnData:
         self._ranks = of_python, of_numpy, of_torch
 
     def note_resumed(self) -> None:
-        """Note that the first pass of a resumed run has ended; if `seed` was not called before it, look if passes draw."""
-        self._looks_for_draws = not self._has_seeded
+        """Note that the first pass of a resumed run has ended, before which `seed` was not called: look if passes draw."""
+        self._looks_for_draws = True
 
     def seed(self, step: int) -> None:
         """Seed the generators for the pass after *step*."""
-        self._has_seeded = True
         if self._words_before is not None and self._words_before != self._words():
             self._looks_for_draws = False
             self._warn(

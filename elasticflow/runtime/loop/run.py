@@ -54,6 +54,7 @@ class Run:
     @property
     def position(self) -> Position:
         """Position after the last finished step: `step`, `epoch` and `samples` count the work of all launches."""
+        self._loop.note_reader(sys._getframe(1))  # noqa: SLF001
         return self._loop.position
 
     @property
@@ -69,11 +70,13 @@ class Run:
         and the next start go by this property. A loop without `batches`, `epochs` and `steps` ends where `finish` is called: there
         `not should_leave` says the same behind the loop.
         """
+        self._loop.note_reader(sys._getframe(1))  # noqa: SLF001
         return self._loop.is_finished
 
     @property
     def should_leave(self) -> bool:
         """True if all ranks agreed in the last `step` to make no further step; a loop over `batches` ends by itself then."""
+        self._loop.note_reader(sys._getframe(1))  # noqa: SLF001
         return self.worker.should_leave
 
     def keep(self, **objects: Any) -> None:

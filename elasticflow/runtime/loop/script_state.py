@@ -23,6 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from elasticflow.errors import StateError
 from elasticflow.runtime.loop import carried_values, kept
 from elasticflow.runtime.loop.living_objects import living
+from elasticflow.runtime.loop.script_loops import line_of_epochs
 from elasticflow.runtime.process import torch_private
 from elasticflow.runtime.snapshot import reachable, unsaved
 
@@ -251,7 +252,7 @@ class ScriptState:
         lines = [(frame, frame.f_lineno) for frame in frames]
         if self._repeats_epochs():
             # The epoch makes again what passes inside it carry.
-            starts = [carried_values.line_of_epochs(frame) for frame in frames]
+            starts = [line_of_epochs(frame) for frame in frames]
             first = next((number for number, start in enumerate(starts) if start is not None), 0)
             lines = [(frame, start or line) for (frame, line), start in zip(lines, starts, strict=True)][
                 first:

@@ -31,6 +31,7 @@ from elasticflow.runtime.loop.loop_schedule import (
 from elasticflow.runtime.loop.own_data import OwnData
 from elasticflow.runtime.loop.passes import MISSING, Batches, Pass
 from elasticflow.runtime.loop.script_checks import OWN_LOOP_OVER
+from elasticflow.runtime.loop.script_loops import OwnLoop, own_loop_at
 from elasticflow.runtime.loop.source import Source
 from elasticflow.runtime.loop.stages import Stages
 from elasticflow.runtime.process.sharded_tensors import box_of, require_no_hooks, sharded_modules
@@ -121,6 +122,10 @@ class TrainingLoop:
         self._is_owing = self._is_in_steps = self._are_steps_over = False
         self._steps_before = 0  # as earlier loops of `steps` counted them
         self._began_after = 0  # step
+        # Before the first step of a resumed run: the loop that the script has come to.
+        self._own_loop: OwnLoop | None = None
+        # Tells whether the first pass of a resumed run had its generators seeded.
+        self._is_seeded: Callable[[], bool] = lambda: False
         self._handled = sys.exception()  # the whole run may be in an `except` of the script's
         self._quiet_steps = 0  # after which nothing is due but their line: see `_step_quietly`
 
@@ -266,12 +271,25 @@ class TrainingLoop:
         finally:
             self._is_in_steps = False
 
-    def _seed_first_pass(self, snapshots: Snapshots) -> None:
+    def note_reader(self, frame: FrameType) -> None:
+        """Note that *frame* reads where the run stands: in the head of a loop, a resumed run continues there, as in `steps`."""
+        snapshots = None if self._kept is None else self._kept[0]
+        if self._is_training or self._script is None or snapshots is None or snapshots.restored is None:
+            return
+        loop = own_loop_at(frame)
+        # Later passes of the same loop, before its first step, have other draws.
+        if loop is not None and loop != self._own_loop:
+            self._own_loop = loop
+            snapshots.begin_pass(loop.is_running)
+            self._seed_first_pass(snapshots, loop.is_running)
+
+    def _seed_first_pass(self, snapshots: Snapshots, is_here: Callable[[], bool] = lambda: True) -> None:
         """Seed the generators before a loop's first pass if the script reads its own data: a restart repeats the draws."""
         of_batches = any(map(drift.is_of_batches, snapshots.loop or {}))
         is_own = self.schedule.steps is None and self.gradients is None and not of_batches
         if self.position.step > 0 and is_own:
             self._own_data.seed(self.position.step)
+            self._is_seeded = is_here
 
     def batches(
         self,
@@ -379,8 +397,10 @@ class TrainingLoop:
             snapshots.use_data(OpenedDataset(None))
             with _ends_here_if_asked(self.worker):
                 self._begin()
-            if self.position.step > 0:
+            if self.position.step > 0 and not self._is_seeded():
                 self._own_data.note_resumed()
+            # It holds a frame of the script's.
+            self._own_loop, self._is_seeded = None, lambda: False
             if self.worker.rank == 0:
                 self.worker.event(events.DATA_OWN, kept=kept.own_objects(state))
             if epochs is None and not kept.has_loader(state):

@@ -10,7 +10,7 @@ from elasticflow.runtime.process import checksums
 from elasticflow.runtime.snapshot.metadata import frozen
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection, Mapping
 
     from elasticflow.runtime.state.state import State
 
@@ -19,7 +19,8 @@ class RestoredState:
     """Remembers the restored state until training continues. Every rank.
 
     A loop that begins by a call of the run has the state put back then (`Snapshots.put_back`). In other loops, the first move
-    of an optimizer is refused if the script has changed the model.
+    of an optimizer is refused if the script has changed the model: until the pass began, or until that move where nothing
+    tells when the pass began.
 
     Args:
         state: As it was restored.
@@ -38,6 +39,7 @@ class RestoredState:
         self._state, self._name = state, name
         self._frozen, self._resting = frozen_then, resting_then
         self._marks: tuple[dict[str, Any], dict[str, int]] | None = self._marks_now()
+        self._pass: tuple[Callable[[], bool], list[str]] | None = None
         for optimizer in state.optimizers.values():
             optimizer.register_step_pre_hook(self._require_unchanged)
 
@@ -49,6 +51,15 @@ class RestoredState:
     def forget(self) -> None:
         """Training continues: what the script changes from now on is its own."""
         self._marks = None
+
+    def begin_pass(self, is_running: Callable[[], bool]) -> None:
+        """Training continues by the pass of a loop, unless that loop is over: what the pass changes is its own.
+
+        Args:
+            is_running: Tells whether the script is in that loop.
+        """
+        if self._marks is not None:
+            self._pass = is_running, self._model_changes(self._marks[1])
 
     def changed(self) -> list[str]:
         """Return the keys of tensors and the names of parts that are not as restored; empty if nothing is remembered."""
@@ -78,12 +89,10 @@ class RestoredState:
         marks, self._marks = self._marks, None
         if marks is None:
             return
-        captured = self._state.capture()
-        # Optimizers around another one, such as SAM's, note weights in their state before that one moves.
-        of_model = {key: captured.tensors[key] for key in captured.stepped if key.startswith("model/")}
-        now = checksums.sums_of(of_model)
-        names = [key for key, value in now.items() if marks[1].get(key, value) != value]
-        names += _names_of(self._frozen_otherwise())
+        begun, self._pass = self._pass, None
+        names = self._model_changes(marks[1])
+        if begun is not None and begun[0]():
+            names = [name for name in names if name in begun[1]]
         if names:
             raise StateError(
                 f"{names[0]} is not as in snapshot {self._name}, which run.keep has loaded: the script changed it before an "
@@ -91,6 +100,14 @@ class RestoredState:
                 "change it before run.keep, or only if run.position.step == 0; for step in run.steps(...) says where the loop begins: what "
                 "a pass changes is its own then, and without a kept loader what was changed before is put back",
             )
+
+    def _model_changes(self, sums: Mapping[str, int]) -> list[str]:
+        captured = self._state.capture()
+        # Optimizers around another one, such as SAM's, note weights in their state before that one moves.
+        of_model = {key: captured.tensors[key] for key in captured.stepped if key.startswith("model/")}
+        now = checksums.sums_of(of_model)
+        names = [key for key, value in now.items() if sums.get(key, value) != value]
+        return names + _names_of(self._frozen_otherwise())
 
     def _frozen_otherwise(self) -> set[str]:
         """Return the names of parameters that are frozen and were not in the snapshot, or the reverse."""

@@ -267,8 +267,12 @@ class Snapshots:
         else:
             content = memory_tier.content_of(held, worker.run_id)
         restore.apply(worker, self._state, content, loader, self._changes)
-        if worker.rank == 0:
-            worker.event(events.STATE_PUT_BACK, names=names[:_MOST_NAMES], snapshot=self.restored.name)
+        self._tell_of_put_back(names)
+
+    def _tell_of_put_back(self, names: Sequence[str]) -> None:
+        if self._worker.rank == 0 and self.restored is not None:
+            restored = self.restored.name
+            self._worker.event(events.STATE_PUT_BACK, names=names[:_MOST_NAMES], snapshot=restored)
 
     def record_end(self, reason: str) -> None:
         """Record beside the snapshots that the script's own loop ends after this step. Rank 0 writes."""
@@ -276,9 +280,20 @@ class Snapshots:
             self._catalog.write_stop({"step": self._worker.progress.number, "reason": reason, "by_rank": 0})
 
     def remember_restored(self) -> None:
-        """Remember the restored state: what the script changes of it is put back, or refused, where training continues. Every rank."""
+        """Freeze parameters as in the snapshot, and remember the restored state. Every rank.
+
+        What the script changes of it is put back, or refused, where training continues.
+        """
         if self.restored is not None:
             self._as_restored = RestoredState(self._state, self.restored.name, self._frozen, self._resting)
+            # The script may have made the model as it was at the run's beginning.
+            if names := self._as_restored.freeze_again():
+                self._tell_of_put_back(names)
+
+    def begin_pass(self, is_running: Callable[[], bool]) -> None:
+        """Training continues by a pass of a loop that nothing is put back for; see `RestoredState.begin_pass`."""
+        if self._as_restored is not None:
+            self._as_restored.begin_pass(is_running)
 
     def take_if_due(self, position: Position) -> None:
         """Take a snapshot if one is due, after `after_step` was called without *takes*. Every rank.

@@ -487,6 +487,31 @@ while (step := run.position.step) < 15:
         die()
 run.finish()
 """
+COUNTED_PASSES = """
+while run.position.step < {end} and not run.should_leave:
+    step = run.position.step
+    noise = torch.rand(())
+    model.seen.data.mul_(0.5 + noise)
+    model.late.requires_grad_(step >= 4)
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = model(torch.arange(8) + step % 5 * 8).mean() * noise
+        loss.backward()
+        optimizer.step()
+    run.step(loss=loss, samples=8)
+    if START == 1 and run.position.step == 6:
+        die()
+"""
+HEAD_OF_PASS = f"""
+class Two(Counter):
+    def __init__(self):
+        super().__init__()
+        self.late = nn.Parameter(torch.zeros(()))
+    def forward(self, numbers):
+        return super().forward(numbers) - self.late
+run, model, optimizer = begin(Two())
+{COUNTED_PASSES.format(end=2)}{COUNTED_PASSES.format(end=15)}run.finish()
+"""
 BREAKS = """
 run, model, optimizer = begin()
 while run.position.step < 15:
@@ -633,6 +658,10 @@ COUNTED = [
         "an optimizer around another one that notes weights before it moves, in a loop that counts its steps itself",
         SAM,
     ),
+    survives(
+        "weights changed, layers unfrozen and draws at the head of a pass of a loop that counts its steps itself",
+        HEAD_OF_PASS,
+    ),
     refused(
         "weights loaded behind keep in a loop that counts its steps itself",
         "model/seen is not as in snapshot",
@@ -671,16 +700,18 @@ COUNTED = [
         before=(0,),
     ),
     right(
-        "draws of a loop that counts its steps itself, over a kill",
+        "draws of a loop that counts its steps by a variable, over a kill",
         """
         run, model, optimizer = begin()
-        while run.position.step < 15:
-            low, unused = run.position.step % 5 * 8, torch.rand(())
+        step = run.position.step
+        while step < 15:
+            low, unused = step % 5 * 8, torch.rand(())
             optimizer.zero_grad()
             loss = model(torch.arange(low, low + 8)).mean()
             loss.backward()
             optimizer.step()
             run.step(loss=loss, samples=8)
+            step += 1
             if START == 1 and run.position.step == 8:
                 die()
         run.finish()

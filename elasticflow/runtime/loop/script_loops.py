@@ -1,0 +1,87 @@
+"""The loops of a script, as its source tells them: the loops around a line, and the loop whose pass is a step."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import sys
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from elasticflow.python_source.syntax import parse
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+
+
+class OwnLoop(NamedTuple):
+    """A loop without `Run.batches`, `Run.epochs` and `Run.steps`, each pass of which is a step.
+
+    Attributes:
+        frame: The function call that it is in.
+        first: Line of the head.
+        last: Last line of the body.
+    """
+
+    frame: FrameType
+    first: int
+    last: int
+
+    def is_running(self) -> bool:
+        """Return True if the calling function, or one that has called it, is inside the loop."""
+        frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
+        while frame is not None and frame is not self.frame:
+            frame = frame.f_back
+        return frame is not None and self.first <= frame.f_lineno <= self.last
+
+
+def own_loop_at(frame: FrameType) -> OwnLoop | None:
+    """Return the loop in whose head *frame* is: `while run.position.step < 100:`, or `for step in range(run.position.step, 100):`.
+
+    None if no `run.step(samples=...)` stands in its body, or if it is inside another loop, whose code a restart would repeat.
+    """
+    line = frame.f_lineno
+    loops = loops_around(frame.f_code.co_filename, line)
+    if len(loops) != 1 or not any(map(_steps, loops[0].body)):
+        return None
+    head = loops[0].test if isinstance(loops[0], ast.While) else loops[0].iter
+    is_range = isinstance(head, ast.Call) and isinstance(head.func, ast.Name) and head.func.id == "range"
+    # The head of another `for` may make an iterator of a loader, whose order comes from draws.
+    is_known = isinstance(loops[0], ast.While) or is_range
+    if not is_known or not head.lineno <= line <= (head.end_lineno or 0):
+        return None
+    return OwnLoop(frame, loops[0].lineno, loops[0].body[-1].end_lineno or 0)
+
+
+def _steps(node: ast.AST) -> bool:
+    """Return True if `run.step(samples=...)` stands in *node*, and not in a loop or a function inside of it."""
+    if isinstance(node, (*FUNCTIONS, ast.For, ast.While)):
+        return False
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "step":
+        return any(each.arg == "samples" for each in node.keywords)
+    return any(map(_steps, ast.iter_child_nodes(node)))
+
+
+def line_of_epochs(frame: FrameType) -> int | None:
+    """Return the line at which the loop over `Run.epochs` begins that *frame* is in; None if it is in no such loop."""
+    for loop in loops_around(frame.f_code.co_filename, frame.f_lineno):
+        calls = ast.walk(loop.iter) if isinstance(loop, ast.For) else ()
+        if any(isinstance(each, ast.Attribute) and each.attr == "epochs" for each in calls):
+            return loop.lineno
+    return None
+
+
+@cache
+def loops_around(file: str, line: int) -> tuple[ast.For | ast.While, ...]:
+    """Return the loops around *line*; none if the source cannot be read."""
+    try:
+        tree = parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return ()
+    return tuple(
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.For | ast.While) and node.lineno <= line <= (node.end_lineno or 0)
+    )

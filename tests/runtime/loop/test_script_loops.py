@@ -1,0 +1,97 @@
+"""The loop in whose head a script reads where its run stands."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from elasticflow.errors import StateError
+from elasticflow.runtime.loop.script_loops import OwnLoop, own_loop_at
+from elasticflow.runtime.snapshot.restored_state import RestoredState
+from elasticflow.runtime.state.state import State
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PASS = "run.step(loss=0.0, samples=8)"
+
+
+class Reader:
+    """A run of which only the position is read; it remembers the loops in whose heads that was."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.loops: list[OwnLoop | None] = []
+        self.were_running: list[bool] = []
+
+    @property
+    def position(self) -> SimpleNamespace:
+        """As `Run.position`."""
+        self.loops.append(own_loop_at(sys._getframe(1)))
+        return SimpleNamespace(step=self.steps)
+
+    def step(self, **_: object) -> None:
+        """As `Run.step`."""
+        self.steps += 1
+        self.were_running += [loop.is_running() for loop in self.loops[-1:] if loop is not None]
+
+
+def read(folder: Path, script: str) -> Reader:
+    """Run *script* with a reader as `run`."""
+    path, run = folder / "train.py", Reader()
+    path.write_text(script)
+    exec(compile(script, path, "exec"), {"run": run})
+    return run
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f"while run.position.step < 2:\n    {PASS}",
+        f"while (\n    1 and run.position.step\n) < 2:\n    {PASS}",
+        f"for step in range(run.position.step, 2):\n    if True:\n        {PASS}",
+        f"def train():\n    while run.position.step < 2:\n        for _ in range(3): pass\n        {PASS}\ntrain()",
+    ],
+)
+def test_a_head_whose_passes_are_steps(tmp_path: Path, script: str) -> None:
+    """Its loop is running in its passes, and not behind it."""
+    run = read(tmp_path, script)
+    assert all(run.loops)
+    assert run.were_running == [True, True]
+    assert not any(loop.is_running() for loop in run.loops if loop is not None)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f"step = run.position.step\nwhile step < 2:\n    {PASS}\n    step += 1",
+        f"while run.steps < 2:\n    step = run.position.step\n    {PASS}",
+        f"for step in zip(range(run.position.step, 2)):\n    {PASS}",
+        f"for phase in range(1):\n    while run.position.step < 2:\n        {PASS}",
+        f"while run.position.step < 2:\n    for _ in range(2):\n        {PASS}",
+        "for skipped in range(run.position.step, 2):\n    pass",
+    ],
+)
+def test_other_places(tmp_path: Path, script: str) -> None:
+    """Nothing tells there whether the next pass is the run's."""
+    assert not any(read(tmp_path, script).loops)
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+def test_changes_between_two_loops_are_refused(*, is_running: bool) -> None:
+    """A pass that has begun may change weights; code behind a loop without a pass left may not."""
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    restored = RestoredState(State(model=model, optimizer=optimizer), "newest", [], [])
+    model(torch.ones(2)).backward()
+    restored.begin_pass(lambda: is_running)
+    torch.nn.init.ones_(model.weight)
+    if is_running:
+        optimizer.step()
+    else:
+        with pytest.raises(StateError, match="model/weight is not as in snapshot newest"):
+            optimizer.step()
