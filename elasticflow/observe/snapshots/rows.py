@@ -111,14 +111,14 @@ def rows_of(source: SnapshotSource) -> list[SnapshotRow]:
 def pick_row(rows: Sequence[SnapshotRow], text: str, rules: Keep | None) -> SnapshotRow:
     """Return the snapshot that *text* means: its name, `latest`, `best` or `step:N`.
 
-    Only its name can mean a snapshot that is not committed.
+    Only its name can mean a snapshot that is not committed; `latest` may also be another version's, which a start refuses.
 
     Raises:
         SnapshotNotFoundError: there is no such snapshot; lists the existing snapshots.
     """
     committed = [row for row in rows if row.state == "committed"]
     if text == LATEST:
-        matches = committed[:1]
+        matches = [row for row in rows if row.state in {"committed", "other version"}][:1]
     elif text == BEST:
         matches = _best(committed, rules)
     elif match := _STEP.fullmatch(text):

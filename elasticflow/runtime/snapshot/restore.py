@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
-from elasticflow.errors import SnapshotError, StorageError
+from elasticflow.errors import ElasticflowError, SnapshotError, StorageError
 from elasticflow.runtime.process import checksums, stopping
 from elasticflow.runtime.state.codec import LazyTensors
 from elasticflow.snapshots.format.manifest import DamagedSnapshotError, UnreadableSnapshotError
@@ -178,7 +178,7 @@ def complete_evaluation(tree: dict[str, Any], manifest: Manifest) -> None:
 
 
 def _text(error: Exception) -> str:
-    return getattr(error, "message", None) or f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, ElasticflowError) else f"{type(error).__name__}: {error}"
 
 
 def _set_all_aside(me: Worker, catalog: Catalog, damages: Mapping[str, str]) -> None:

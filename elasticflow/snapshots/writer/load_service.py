@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from elasticflow.errors import ElasticflowError
 from elasticflow.snapshots.client.messages import LoadFailed, LoadProgress, LoadReady
 from elasticflow.snapshots.format.manifest import DamagedSnapshotError, UnreadableSnapshotError
 from elasticflow.snapshots.read.load import LoadedSnapshot, SnapshotReader
@@ -179,7 +180,7 @@ class LoadService:
         except UnreadableSnapshotError as error:
             outcome = LoadFailed(loading.name, "forbidden", error.message)
         except Exception as error:  # noqa: BLE001  # whatever the store raises is sent to the ranks
-            reason = getattr(error, "message", None) or f"{type(error).__name__}: {error}"
+            reason = str(error) if isinstance(error, ElasticflowError) else f"{type(error).__name__}: {error}"
             outcome = LoadFailed(loading.name, "unreadable", reason)
         with self._lock:
             loading.outcome = outcome

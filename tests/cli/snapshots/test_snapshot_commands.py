@@ -533,7 +533,8 @@ def test_a_snapshot_of_another_version_stays_as_it_is(ran: Callable[..., Ran], c
     assert f"warning: {name_of(50)} is not verified: {reason}\n" == err
     assert {} == catalog.quarantined()
     export = ("export", name_of(50), "--format", "torch")
-    for words in (("verify", name_of(50)), export, ("pin", name_of(50)), ("prune", "--yes")):
+    assert "state       other version: MANIFEST.json has format 3" in ran("show", "latest")[1]
+    for words in (("verify", "latest"), export, ("pin", name_of(50)), ("prune", "--yes")):
         code, _, err = ran(*words)
         assert (True, True, False) == (code > 0, reason in err, "credentials" in err), words
     assert 5 == len(catalog.committed())

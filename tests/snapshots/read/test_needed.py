@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import socket
 import threading
@@ -13,11 +14,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elasticflow.errors import SnapshotError
 from elasticflow.snapshots.client import messages
 from elasticflow.snapshots.client.channel import Channel
 from elasticflow.snapshots.client.loading import NodeLoader
 from elasticflow.snapshots.client.messages import Hello, Load
 from elasticflow.snapshots.client.staging import StagingClient
+from elasticflow.snapshots.format import manifest
 from elasticflow.snapshots.format.manifest import BLOCK, DamagedSnapshotError, FileEntry
 from elasticflow.snapshots.format.pieces import Part, Piece, TensorPlace
 from elasticflow.snapshots.read import needed
@@ -246,6 +249,19 @@ def test_damage_is_found_by_the_node_that_needs_the_bytes(nodes: Any, uri: str) 
     third.greet()
     with pytest.raises(DamagedSnapshotError, match="is absent"):
         third.loaders[0].load(name)
+
+
+def test_another_versions_snapshot_is_refused_with_the_remedy(nodes: Any, uri: str) -> None:
+    """Not only with the reason, on its way from the writer."""
+    catalog, name = Catalog(Storage(uri)), name_in(uri)
+    path = f"{catalog.folder(name)}/{manifest.FILE_NAME}"
+    content = {**json.loads(catalog.storage.read(path)), "format": 3}
+    del content["digest"]
+    catalog.storage.write(path, [json.dumps({**content, "digest": manifest._digest(content)}).encode()])
+    node = nodes(None)
+    node.greet()
+    with pytest.raises(SnapshotError, match=r"has format 3, .*\n  help: continue with that version"):
+        node.loaders[0].load(name)
 
 
 def test_rows_that_a_node_did_not_need_are_verified_when_they_are_asked_for(nodes: Any, uri: str) -> None:
