@@ -13,9 +13,9 @@ from __future__ import annotations
 import zlib
 from contextlib import contextmanager
 from datetime import timedelta
-from enum import IntEnum
+from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -32,34 +32,23 @@ if TYPE_CHECKING:
     from elasticflow.runtime.process.context import Worker
 
 
-class Call(IntEnum):
-    """A call that all ranks of a loop make together.
+class Call(StrEnum):
+    """A call that all ranks of a loop make together, in words for messages."""
 
-    Attributes:
-        does: The call in words, for messages.
-    """
-
-    does: str
-
-    def __new__(cls, number: int, does: str) -> Self:
-        """Return the call."""
-        call = int.__new__(cls, number)
-        call._value_, call.does = number, does
-        return call
-
-    FORWARD = 1, "calls the sharded model"
-    GRADIENTS = 2, "calls run.gradients"
-    STEP = 3, "calls run.step"
-    LEAVE = 4, "leaves its loop"
-    BATCHES = 5, "calls run.batches"
-    EVALUATE = 6, "calls run.evaluate"
-    EPOCH = 7, "ends an epoch"
-    PASS = 8, "ends its pass"
-    RETURN = 9, "calls no further block"
-    GATHER = 10, "gathers a parameter, as by full_tensor"
-    FINISH = 11, "calls run.finish"
+    FORWARD = "calls the sharded model"
+    GRADIENTS = "calls run.gradients"
+    STEP = "calls run.step"
+    LEAVE = "leaves its loop"
+    BATCHES = "calls run.batches"
+    EVALUATE = "calls run.evaluate"
+    EPOCH = "ends an epoch"
+    END_PASS = "ends its pass"
+    RETURN = "calls no further block"
+    GATHER = "gathers a parameter, as by full_tensor"
+    FINISH = "calls run.finish"
 
 
+_CALLS = list(Call)
 _FIRST_BLOCK = 100  # behind the calls: the numbers of blocks
 _COMPARED_FORWARDS = 16  # whose blocks are compared one by one: random draws that differ show soon
 _SAME_BLOCKS = (
@@ -125,7 +114,7 @@ class Lockstep:
         if call is Call.LEAVE and self._last is Call.LEAVE:
             return
         self._last = call
-        self._compare(call, limit_s)
+        self._compare(_CALLS.index(call), limit_s)
 
     def _compare(self, call: int, limit_s: float | None = None) -> None:
         blocks, self._blocks = self._blocks, 0
@@ -165,7 +154,7 @@ class Lockstep:
 
     def _after_forward(self, *_: object) -> None:
         if not self._is_off and self._forwards <= _COMPARED_FORWARDS:
-            self._compare(Call.RETURN)
+            self._compare(_CALLS.index(Call.RETURN))
 
     def _before_block(self, number: int, *_: object) -> None:
         if self._is_off:
@@ -185,17 +174,13 @@ class Lockstep:
         return StateError(f"the ranks that share a model do not make the same call: {told}", _remedy(ranks))
 
     def _does(self, call: int) -> str:
-        return (
-            f"calls {self._names[call - _FIRST_BLOCK]}"
-            if call >= _FIRST_BLOCK
-            else next(each.does for each in Call if each == call)
-        )
+        return _CALLS[call] if call < _FIRST_BLOCK else f"calls {self._names[call - _FIRST_BLOCK]}"
 
 
 def _remedy(calls: Collection[int]) -> str:
     if any(call >= _FIRST_BLOCK for call in calls):
         return _SAME_BLOCKS
-    return _ON_EVERY_RANK if Call.GATHER in calls else _EQUALLY_OFTEN
+    return _ON_EVERY_RANK if _CALLS.index(Call.GATHER) in calls else _EQUALLY_OFTEN
 
 
 def _more(ranks: list[int]) -> str:

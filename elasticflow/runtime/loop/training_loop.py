@@ -625,7 +625,7 @@ class TrainingLoop:
         self.worker.vote.may_cut_short = not self.stages.is_after_batches
         if not self._is_owing:
             return
-        self._meet(Call.PASS)
+        self._meet(Call.END_PASS)
         snapshots, _ = self.kept("step")
         self._is_owing = False
         if self.worker.should_leave:

@@ -56,14 +56,13 @@ class ModelBuffers:
     def __init__(self, worker: Worker, model: nn.Module, *, keeps_all: bool = False) -> None:
         self._worker, self._keeps_all = worker, keeps_all
         self._modules = [module for module in model.modules() if buffers_of(module)]
-        self._tables = list(map(buffers_of, self._modules))
         self._sent = [
-            (buffers_of(module), name)
-            for module in model.modules()
+            (module, name)
+            for module in self._modules
             if type(module) not in BATCHNORMS
             for name in buffers_of(module)
         ]
-        self._changing: set[int] = set()  # places in `_tables`
+        self._changing: set[nn.Module] = set()
         self._marks: list[list[tuple[int, int]]] = []
         self._before: list[_Remembered] = []
         self._steps = 0
@@ -79,62 +78,65 @@ class ModelBuffers:
         if not self._keeps_all and self._steps:
             self._find_changing()
         if self._worker.vote.buffers:
-            send(self._worker, [b for table, name in self._sent if (b := table[name]) is not None])
+            sent = [buffers_of(module)[name] for module, name in self._sent]
+            send(self._worker, [buffer for buffer in sent if buffer is not None])
             self._seen = self._marks_of_sent()
         is_new = self._keeps_all or not self._steps
         self._before = [
-            _Remembered(table, name, buffer, buffer.detach().clone())
-            for place, table in enumerate(self._tables)
-            if is_new or place in self._changing or self._is_at_work(place)
-            for name, buffer in table.items()
+            _Remembered(module, name, buffer, buffer.detach().clone())
+            for module in self._modules
+            if is_new or module in self._changing or _is_at_work(module)
+            for name, buffer in buffers_of(module).items()
             if buffer is not None
         ]
-        self._marks, self._steps = [_marks_of(table.values()) for table in self._tables], self._steps + 1
+        self._marks, self._steps = self._marks_of_modules(), self._steps + 1
 
     def restore(self) -> None:
         """Restore the buffers to the beginning of the step, in the same tensors, also where a forward assigned others."""
-        for table, name, buffer, _ in self._before:
-            table[name] = buffer
+        for module, name, buffer, _ in self._before:
+            buffers_of(module)[name] = buffer
         if self._before:
             with torch.no_grad():
                 foreach_copy_([b.buffer for b in self._before], [b.value for b in self._before])
         if self._steps == 1:
             self._steps = 0  # the step has left nothing to compare
 
-    def _is_at_work(self, place: int) -> bool:
-        """Return whether this step changes running statistics, which may have been frozen in all steps before."""
-        module = self._modules[place]
-        return module.training and bool(getattr(module, "track_running_stats", False))
-
     def _find_changing(self) -> None:
-        marks = [_marks_of(table.values()) for table in self._tables]
-        self._changing |= {place for place, mark in enumerate(marks) if mark != self._marks[place]}
+        marks = zip(self._modules, self._marks, self._marks_of_modules(), strict=True)
+        self._changing |= {module for module, before, now in marks if now != before}
         if self._steps > 1:
             return
         # Some operations change a buffer, and no count of its changes: a batch norm its statistics, code that writes `buffer.data`.
-        changed = {id(b.table) for b in self._before if b.has_changed()}
-        uncounted = changed - {id(self._tables[place]) for place in self._changing}
-        self._changing |= {place for place, table in enumerate(self._tables) if id(table) in changed}
-        self._may_change_uncounted = any(id(table) in uncounted for table, _ in self._sent)
+        uncounted = {b.module for b in self._before if b.has_changed()} - self._changing
+        self._changing |= uncounted
+        self._may_change_uncounted = any(module in uncounted for module, _ in self._sent)
 
     def _have_changed(self) -> bool:
         return self._keeps_all or self._may_change_uncounted or self._marks_of_sent() != self._seen
 
     def _marks_of_sent(self) -> list[tuple[int, int]]:
-        return _marks_of(table.get(name) for table, name in self._sent)
+        return _marks_of(buffers_of(module).get(name) for module, name in self._sent)
+
+    def _marks_of_modules(self) -> list[list[tuple[int, int]]]:
+        return [_marks_of(buffers_of(module).values()) for module in self._modules]
 
 
 class _Remembered(NamedTuple):
-    """A buffer in its module's table, and its value before the step."""
+    """A module's buffer, and its value before the step."""
 
-    table: dict[str, Tensor | None]
+    module: nn.Module
     name: str
     buffer: Tensor
     value: Tensor
 
     def has_changed(self) -> bool:
-        now = self.table.get(self.name)
+        now = buffers_of(self.module).get(self.name)
         return now is not self.buffer or not torch.equal(now, self.value)
+
+
+def _is_at_work(module: nn.Module) -> bool:
+    """Return whether this step changes running statistics, which may have been frozen in all steps before."""
+    return module.training and bool(getattr(module, "track_running_stats", False))
 
 
 def _marks_of(buffers: Iterable[Tensor | None]) -> list[tuple[int, int]]:
