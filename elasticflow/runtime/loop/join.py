@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, cast
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, cast
 
 from elasticflow.errors import INTERRUPTED, StateError
 from elasticflow.protocol.loop_settings import LoopSettings
@@ -111,6 +111,7 @@ def join(
     own = LoopSettings.of_arguments(job, seed, snapshots, every, keep, ignore, log_every, threads, log_level)
     loop = _joined(own, folder, gradients, shard=shard)
     _report_what_ends_the_script()
+    _note_exits(loop)
     process = os.getpid()
     atexit.register(lambda: loop.end_if_forgotten() if os.getpid() == process else None)
     return Run(loop)
@@ -244,6 +245,17 @@ def _member(chosen: LoopSettings, place: Path, shard: int | str | Sharding | Non
             raise
         life.end_by(error)
     return worker
+
+
+def _note_exits(loop: TrainingLoop) -> None:
+    """Tell *loop* of `sys.exit(1)`: functions of `atexit` cannot ask for the exit code, and a script that failed is not finished."""
+    exits = sys.exit
+
+    def noted(status: Any = None, /) -> NoReturn:
+        loop.exit_status = status
+        exits(status)
+
+    sys.exit = noted
 
 
 def _report_what_ends_the_script() -> None:

@@ -42,7 +42,7 @@ class Call(StrEnum):
     BATCHES = "calls run.batches"
     EVALUATE = "calls run.evaluate"
     EPOCH = "ends an epoch"
-    END_PASS = "ends its pass"
+    PASS = "ends its pass"  # noqa: S105  # no password
     RETURN = "calls no further block"
     GATHER = "gathers a parameter, as by full_tensor"
     FINISH = "calls run.finish"

@@ -90,6 +90,7 @@ class TrainingLoop:
         gradients: As above.
         hooks: Hooks of the job; None: it has none.
         wrapped: `id` of the parameters that were trained when `Run.wrap` was called.
+        exit_status: As the script gave it to `sys.exit` last.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class TrainingLoop:
         self._step: LoopStep | None = None
         self._lockstep: Lockstep | None = None
         self.wrapped: set[int] = set()
+        self.exit_status: Any = None
         self._is_training = self._is_over = self._counts_on_snapshot = False
         # The code behind `step` in this pass belongs to the step: what is due is taken before the next pass.
         self._is_owing = self._is_in_steps = self._are_steps_over = False
@@ -625,7 +627,7 @@ class TrainingLoop:
         self.worker.vote.may_cut_short = not self.stages.is_after_batches
         if not self._is_owing:
             return
-        self._meet(Call.END_PASS)
+        self._meet(Call.PASS)
         snapshots, _ = self.kept("step")
         self._is_owing = False
         if self.worker.should_leave:
@@ -686,7 +688,7 @@ class TrainingLoop:
         self._end()
 
     def end_if_forgotten(self) -> None:
-        """Finish a run whose script has ended without `finish`, if its loop was over; otherwise report where the run stands."""
+        """Finish a run whose script has ended well and without `finish`, if its loop was over; otherwise report where the run stands."""
         if self._is_over or not self._is_training:
             return
         try:
@@ -694,7 +696,8 @@ class TrainingLoop:
             with suppress(RuntimeError):
                 self._meet(Call.LEAVE, _GOODBYE_S)
             is_over = self._are_steps_over or self.schedule.is_end(self.position)
-            if self._pass.is_closed and (self.worker.should_leave or is_over):
+            has_failed = self.is_finished and self.exit_status
+            if self._pass.is_closed and (self.worker.should_leave or is_over) and not has_failed:
                 self._close_loop()  # as ranks that called `finish` do
                 self._end()
         except Exception as error:  # noqa: BLE001  # Python would print it at this process's exit, and end by code 0

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 
 import elasticflow
 from elasticflow.errors import StateError
+from elasticflow.runtime.loop.join import _note_exits
+from elasticflow.runtime.loop.training_loop import TrainingLoop
 from tests.forked import ROOT
 
 if TYPE_CHECKING:
@@ -122,3 +126,18 @@ def test_virtual_shards_are_an_option_of_the_gradients(monkeypatch: pytest.Monke
     with pytest.raises(StateError, match="enough"):
         elasticflow.join(virtual_shards=4, gradients=elasticflow.Gradients(on_nonfinite="skip"))
     assert chosen == [elasticflow.Gradients(virtual_shards=4, on_nonfinite="skip")]
+
+
+@pytest.mark.parametrize(("status", "finishes"), [(1, False), ("no good", False), (0, True), (None, True)])
+def test_a_script_that_fails_behind_its_loop_is_not_finished(
+    monkeypatch: pytest.MonkeyPatch, status: object, *, finishes: bool
+) -> None:
+    """It ends by its own exit code; one that ended well without `finish` has finished."""
+    monkeypatch.setattr(sys, "exit", sys.exit)
+    loop = mock.MagicMock(_is_over=False, exit_status=None)
+    _note_exits(loop)
+    with pytest.raises(SystemExit) as raised:
+        sys.exit(status)  # type: ignore[arg-type]
+    assert raised.value.code == status
+    TrainingLoop.end_if_forgotten(loop)
+    assert loop._end.called is finishes
