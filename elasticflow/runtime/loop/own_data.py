@@ -9,7 +9,6 @@ depends on the rank, too: the ranks draw different samples.
 from __future__ import annotations
 
 import random
-import warnings
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -40,11 +39,11 @@ class OwnData:
     """Seeds the generators for each pass, and warns of what a restart cannot repeat. Every rank has one.
 
     Args:
-        tell: Writes a text where no supervisor follows the log.
+        warn: Warns of a text on rank 0.
     """
 
-    def __init__(self, worker: Worker, tell: Callable[[str], None]) -> None:
-        self._worker, self._tell = worker, tell
+    def __init__(self, worker: Worker, warn: Callable[[str], None]) -> None:
+        self._worker, self._warn = worker, warn
         # In the keys of Python's, NumPy's and torch's generator.
         self._ranks = (0, 0, 0)
         self._losses: list[list[str]] = []
@@ -116,8 +115,3 @@ class OwnData:
 
     def _words(self) -> list[Any]:
         return [generator.word.value for generator in self._worker.generators.of_data]
-
-    def _warn(self, text: str) -> None:
-        if self._worker.rank == 0:
-            warnings.warn(text, stacklevel=4)  # into the log, and onto a supervisor's console
-        self._tell(text)

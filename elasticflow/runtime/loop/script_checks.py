@@ -96,6 +96,12 @@ class ScriptChecks:
             sys.stderr.write(f"elasticflow: {text}\n")
             sys.stderr.flush()
 
+    def warn(self, text: str) -> None:
+        """Warn on rank 0: in the log and on a supervisor's console, and as `tell` does."""
+        if self._worker.rank == 0:
+            warnings.warn(text, stacklevel=5)
+        self.tell(text)
+
     def _tell_of_left_out(self, name: str, kind: str) -> None:
         if self._worker.rank == 0:
             self._worker.event(events.STATE_LEFT_OUT, name=name, type=kind)
@@ -122,9 +128,7 @@ class ScriptChecks:
         """Warn of a script that counts its batches from 0 where a restart resumes in the midst of them."""
         if counted in (batch.number, within(batch.end).step - 1, batch.end.step - 1):
             return
-        text = (
+        self.warn(
             f"enumerate(run.batches(...)) counts from {counted} again, and this is batch {batch.number} of its epoch: a restart went "
             "on here; batch.number is right where a step depends on the number"
         )
-        warnings.warn(text, stacklevel=3)  # into the log, and onto a supervisor's console
-        self.tell(text)

@@ -107,7 +107,7 @@ class TrainingLoop:
         self._policy, self.gradients, self._script = policy, gradients, script
         self._compare_every, self._log_every, self._measures = compare_replicas, log_every, measures
         self.ballot, self._pass, self.stages = Ballot(worker), Pass(), Stages()
-        self._own_data = OwnData(worker, self._tell)
+        self._own_data = OwnData(worker, self._tell if script is None else script.warn)
         self.worker, self.schedule = worker, LoopSchedule()
         self.position: Position = self.schedule.start
         self._optimizers: AnyOptimizers = ()
@@ -592,7 +592,7 @@ class TrainingLoop:
         waits = is_epoch_end or self._begins_epoch_again(state)
         is_late = not waits and self._is_late(is_own=is_own)
         is_wanted = snapshots.after_step(self.position, takes=not (waits or is_late))
-        if waits and not is_own:
+        if is_epoch_end:
             # The code after the epoch's batches runs first, evaluations included.
             worker.vote.may_cut_short, self.stages.is_after_batches = False, True
             return
