@@ -31,7 +31,7 @@ class LoadedJob(NamedTuple):
 
     Attributes:
         path: The job file as it was named.
-        job: The job; None when a diagnostic is an error, and for a file with [matrix] as a whole.
+        valid_job: The job; None when a diagnostic is an error, and for a file with [matrix] as a whole.
         diagnostics: Errors, warnings and notes in order of their place.
         case: Name of the case, if this is a case of a file with [matrix].
         cases: Names of all cases, if this is a file with [matrix] as a whole.
@@ -41,11 +41,17 @@ class LoadedJob(NamedTuple):
     path: Path
     project_root: Path
     files: tuple[Path, ...]
-    job: Job | None
+    valid_job: Job | None
     diagnostics: list[Diagnostic]
     case: str | None = None
     cases: tuple[str, ...] = ()
     changes: Mapping[KeyPath, Any] = MappingProxyType({})
+
+    @property
+    def job(self) -> Job:
+        """The job of a result that has one, as `require_job` and `require_cases` return."""
+        assert self.valid_job is not None
+        return self.valid_job
 
     @property
     def has_errors(self) -> bool:
@@ -54,7 +60,7 @@ class LoadedJob(NamedTuple):
 
     def as_base(self) -> LoadedJob:
         """Return the result for a file that others extend: no job, and no diagnostics of keys that only a whole job needs."""
-        return self._replace(job=None, diagnostics=without_missing(self.diagnostics))
+        return self._replace(valid_job=None, diagnostics=without_missing(self.diagnostics))
 
 
 def load_job(

@@ -87,7 +87,6 @@ def command(
             )
         write_out(script, target, "sbatch")
         return FINISHED
-    assert loaded.job is not None
     name = loaded.job.job.name
     if whole_id is not None:
         # The run is wanted again.

@@ -130,7 +130,7 @@ def load(job_file: Path, text: str | None = None) -> LoadedJob:
     texts = {} if text is None else {os.path.realpath(job_file): text.encode()}
     loaded = load_job(Path(shortest_path(job_file.absolute())), environment=os.environ, texts=texts)
     problems = [diagnostic for diagnostic in loaded.diagnostics if diagnostic.severity != "note"]
-    if loaded.job is None:
+    if loaded.valid_job is None:
         ending = (
             ""
             if text is None

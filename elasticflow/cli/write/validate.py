@@ -144,7 +144,9 @@ def _summary(diagnostics: Sequence[Diagnostic], jobs: Sequence[LoadedJob], *, st
     )
     if absent:
         text += f" (some entry points were not looked at: {', '.join(absent)})"
-    if patched := [each for each in jobs if each.job and each.job.kubernetes and each.job.kubernetes.patch]:
+    if patched := [
+        each for each in jobs if (job := each.valid_job) and job.kubernetes and job.kubernetes.patch
+    ]:
         text += (
             f"\nkubernetes.patch is not read here; this checks it: {_SERVER_CHECK.format(patched[0].path)}"
         )
