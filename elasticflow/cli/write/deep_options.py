@@ -64,14 +64,11 @@ def requested(*, deep: bool, deep_step: bool, deep_timeout: int | None) -> DeepR
     return None
 
 
-def try_out_loaded(
-    loaded: LoadedJob, overrides: Sequence[str], request: DeepRequest
-) -> tuple[DeepReport, list[Diagnostic]]:
+def try_out_loaded(loaded: LoadedJob, request: DeepRequest) -> tuple[DeepReport, list[Diagnostic]]:
     """Return the report of trying out a job without errors, and its findings, each at its place in the job file."""
     from elasticflow.deep.check import try_out
     from elasticflow.deep.diagnostics import check_deep_facts, diagnostics_of
     from elasticflow.errors import TrialRefusedError
-    from elasticflow.jobfile.job_file import JobFile
 
     if loaded.job.script is not None:
         raise TrialRefusedError(
@@ -89,8 +86,7 @@ def try_out_loaded(
             takes_step=request.takes_step,
             watch=partial(waiting.tell, f"trying out {loaded.path}{case}"),
         )
-    file = JobFile(loaded.path, overrides, loaded.project_root, None)
-    source, facts = file.source_of(loaded.case), report.facts
+    source, facts = loaded.source, report.facts
     known = check_deep_facts(
         source,
         loaded.job,
@@ -138,7 +134,7 @@ def try_out_all(
             if len(jobs) > 1 and cases[0].job.script is not None:
                 lines.append(f"{loaded.path}: not tried out: its script would train\n")
                 continue
-            report, findings = try_out_loaded(cases[0], overrides, request)
+            report, findings = try_out_loaded(cases[0], request)
             of_cases = _in_words(cases)
             diagnostics += [finding._replace(message=f"{finding.message}{of_cases}") for finding in findings]
             text = report_text(report)

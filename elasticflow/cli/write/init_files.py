@@ -164,7 +164,7 @@ def tried_out(loaded: LoadedJob, path: Path, *, with_step: bool) -> bool:
     click.echo(f"{paint('trying it out', dim=True)}  elasticflow validate --deep{step} {job_file}")
     try:
         require_importable(loaded)
-        report, findings = try_out_loaded(loaded, (), DeepRequest(bool(step), _DEEP_LIMIT_S))
+        report, findings = try_out_loaded(loaded, DeepRequest(bool(step), _DEEP_LIMIT_S))
     except ElasticflowError as error:
         click.echo(error.message, err=True)
         is_good = False

@@ -112,7 +112,7 @@ def command(
     against = newest_run(loaded) if run is None else find_run(loaded.project_root, run)
     report, is_wrong = None, False
     if request is not None:
-        report, is_wrong = _try_out(loaded, overrides, request)
+        report, is_wrong = _try_out(loaded, request)
     show(loaded, against, form, report=report)
     return ANSWER_IS_NO if is_wrong else FINISHED
 
@@ -229,12 +229,12 @@ def newest_run(loaded: LoadedJob) -> RunFolder | None:
     return next((run for run in runs if run.launch_numbers()), None)
 
 
-def _try_out(loaded: LoadedJob, overrides: Sequence[str], request: DeepRequest) -> tuple[DeepReport, bool]:
+def _try_out(loaded: LoadedJob, request: DeepRequest) -> tuple[DeepReport, bool]:
     """Try the job out, print findings on standard error, and return the report and whether a finding is an error."""
     from elasticflow.cli.write.deep_options import try_out_loaded
     from elasticflow.jobfile.diagnostics.render_text import render
 
-    report, findings = try_out_loaded(loaded, overrides, request)
+    report, findings = try_out_loaded(loaded, request)
     if findings:
         click.echo(render(findings) + "\n", err=True)
     for note in report.notes:
