@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+
 from elasticflow.jobfile.tables.evaluation import SET_NAME
 from elasticflow.jobfile.tables.job import NEEDED_TO_TRAIN, OF_TRAINING, Job
 from elasticflow.jobfile.tables.json_schema import SCHEMA_FILE
@@ -43,12 +45,29 @@ BEYOND = (
 """Mistakes that the models refuse and no JSON Schema can express; `jobfile/checks/` has those of several tables or files."""
 
 
+class _Sorted(GenerateJsonSchema):
+    """Sorts names as pydantic does, but not those inside an example."""
+
+    def sort(self, value: JsonSchemaValue, parent_key: str | None = None) -> JsonSchemaValue:
+        return {
+            name: self._ordered(value[name], name)
+            for name in (value if parent_key == "properties" else sorted(value))
+        }
+
+    def _ordered(self, value: Any, key: str) -> Any:
+        if key in {"default", "examples"}:
+            return value
+        if isinstance(value, list):
+            return [self._ordered(one, "") for one in value]
+        return self.sort(value, key) if isinstance(value, dict) else value
+
+
 def job_schema() -> _Schema:
     """Return the JSON Schema (2020-12) that accepts what the models accept, except for what is `BEYOND` it.
 
     A file may leave out keys that its cases or the files it extends give: with a matrix or `extends`, no key is required.
     """
-    schema = _tidied(Job.model_json_schema(mode="validation"))
+    schema = _tidied(Job.model_json_schema(schema_generator=_Sorted, mode="validation"))
     needed: _Schema = {}
     for name, table in schema["$defs"].items():
         needed[name] = {} if name in _PARTS else _requirements(name, table)
