@@ -87,8 +87,8 @@ def try_out(
     doing = ["importing torch"]
 
     def look(told: dict[str, Any] | None) -> None:
-        if told is not None and told.get("type") == "doing":
-            doing[0] = str(told.get("what"))
+        if told is not None and isinstance(message := _message(told), Doing):
+            doing[0] = message.what
         watch(doing[0])
 
     ended = child_process.run(argv, to_json(request), environment, limit_s, look)

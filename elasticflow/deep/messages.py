@@ -7,7 +7,7 @@ The request is a JSON object on standard input; each message is a JSON object on
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from elasticflow.protocol.json_codec import MessageCodec
 
@@ -113,6 +113,4 @@ class Done:
 
 DeepMessage = Doing | Problem | Note | Facts | Done
 
-MESSAGES: MessageCodec[DeepMessage] = MessageCodec(
-    "type", {"doing": Doing, "problem": Problem, "note": Note, "facts": Facts, "done": Done}
-)
+MESSAGES: MessageCodec[DeepMessage] = MessageCodec(*get_args(DeepMessage))

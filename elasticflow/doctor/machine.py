@@ -25,7 +25,7 @@ from elasticflow.system.processes import usable_cores
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from elasticflow.jobfile.tables.job import NodesTable
+    from elasticflow.jobfile.tables.launching import NodesTable
     from elasticflow.observe.history import SnapshotEvent
     from elasticflow.observe.standbys import NodeStandbys
     from elasticflow.protocol.snapshot_settings import SnapshotSettings

@@ -34,6 +34,7 @@ class JobFile:
         texts: Contents by real path, read in place of the files.
 
     Attributes:
+        source: The merged keys of the file, each with its place.
         cases: The cases by name; empty without a [matrix], or if it is wrong.
         problems: Errors of texts and of [matrix] that could not be read, and warnings about [matrix].
     """
@@ -49,17 +50,16 @@ class JobFile:
     ) -> None:
         self.path = path
         self.root = root
-        self._source = load_source(path, overrides, texts)
+        self.source = load_source(path, overrides, texts)
         self._environment = environment
         self._cache = cache or ValidationCache.empty()
-        self.files = self._source.files
-        self.problems: list[Diagnostic] = list(self._source.problems)
+        self.problems: list[Diagnostic] = list(self.source.problems)
         self.cases: dict[str, Case] = self._expand_matrix() if self.has_matrix else {}
 
     @property
     def is_read(self) -> bool:
         """True if the job file itself could be read."""
-        return any(layer.is_file for layer in self._source.layers)
+        return any(layer.is_file for layer in self.source.layers)
 
     @property
     def has_errors(self) -> bool:
@@ -69,37 +69,33 @@ class JobFile:
     @property
     def has_matrix(self) -> bool:
         """True if the file has a [matrix]: it is several jobs."""
-        return _MATRIX in self._source.raw
+        return _MATRIX in self.source.raw
 
     def validate(self, case: str | None) -> Validated:
         """Return the result of validating a case; with None, of validating the file without its [matrix]."""
         if not self.is_read:
-            return Validated(None, [])
+            return Validated(self.source, None, [])
         if case is None:
-            source = replace(self._source, raw=without(self._source.raw, (_MATRIX,)))
+            source = replace(self.source, raw=without(self.source.raw, (_MATRIX,)))
         else:
-            source = self.source_of(case)
+            source = self._with_case(self.cases[case])
         return validate_source(
             source, self.root, self._environment, self._cache, case=case, is_part=self.has_errors
         )
 
-    def source_of(self, case: str | None) -> Source:
-        """Return the merged keys of a case, or with None of the file, each with its place."""
-        return self._source if case is None else self._with_case(self.cases[case])
-
     def _expand_matrix(self) -> dict[str, Case]:
         from elasticflow.jobfile.checks.matrix import expand  # most files have none
 
-        _, problems = read_table(self._source, _MATRIX)
-        cases, more = ([], []) if problems else expand(self._source)
+        _, problems = read_table(self.source, _MATRIX)
+        cases, more = ([], []) if problems else expand(self.source)
         self.problems += [*problems, *more]
         return {case.name: case for case in cases}
 
     def _with_case(self, case: Case) -> Source:
         """Return the source of a case: its keys lie over the files and under the flags."""
-        layers = self._source.layers
+        layers = self.source.layers
         flags = [layer for layer in layers if not layer.is_file]
-        own = MovedLayer(case.raw, case.moves, self._source.look)
+        own = MovedLayer(case.raw, case.moves, self.source.look)
         raw = self._raw_of_files
         for layer in (own, *flags):
             raw = lay_over(raw, layer)
@@ -109,11 +105,11 @@ class JobFile:
         if isinstance(name, str) and re.fullmatch(_NAME, name):
             raw["job"] = {**raw["job"], "name": f"{name}-{case.name}"}
         in_files = [layer for layer in layers if layer.is_file]
-        return replace(self._source, raw=raw, layers=(*in_files, own, *flags))
+        return replace(self.source, raw=raw, layers=(*in_files, own, *flags))
 
     @cached_property
     def _raw_of_files(self) -> TomlTable:
         raw: TomlTable = {}
-        for layer in self._source.layers:
+        for layer in self.source.layers:
             raw = lay_over(raw, layer) if layer.is_file else raw
         return raw

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.jobfile.diagnostics.positions import KeyPath
     from elasticflow.jobfile.tables.job import Job
+    from elasticflow.jobfile.text.source import Source
     from elasticflow.jobfile.validate_source import Validated, ValidationCache
 
 _NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
@@ -31,7 +32,8 @@ class LoadedJob(NamedTuple):
 
     Attributes:
         path: The job file as it was named.
-        job: The job; None when a diagnostic is an error, and for a file with [matrix] as a whole.
+        source: The keys as written, each with its place.
+        valid_job: The job; None when a diagnostic is an error, and for a file with [matrix] as a whole.
         diagnostics: Errors, warnings and notes in order of their place.
         case: Name of the case, if this is a case of a file with [matrix].
         cases: Names of all cases, if this is a file with [matrix] as a whole.
@@ -40,12 +42,23 @@ class LoadedJob(NamedTuple):
 
     path: Path
     project_root: Path
-    files: tuple[Path, ...]
-    job: Job | None
+    source: Source
+    valid_job: Job | None
     diagnostics: list[Diagnostic]
     case: str | None = None
     cases: tuple[str, ...] = ()
     changes: Mapping[KeyPath, Any] = MappingProxyType({})
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The job file and every file it extends, each once."""
+        return self.source.files
+
+    @property
+    def job(self) -> Job:
+        """The job of a result that has one, as `require_job` and `require_cases` return."""
+        assert self.valid_job is not None
+        return self.valid_job
 
     @property
     def has_errors(self) -> bool:
@@ -54,7 +67,7 @@ class LoadedJob(NamedTuple):
 
     def as_base(self) -> LoadedJob:
         """Return the result for a file that others extend: no job, and no diagnostics of keys that only a whole job needs."""
-        return self._replace(job=None, diagnostics=without_missing(self.diagnostics))
+        return self._replace(valid_job=None, diagnostics=without_missing(self.diagnostics))
 
 
 def load_job(
@@ -138,7 +151,7 @@ def _loaded(file: JobFile, validated: Validated, case: str | None = None) -> Loa
     diagnostics = in_order([*file.problems, *validated.diagnostics])
     job = None if file.has_errors else validated.job
     changes: Mapping[KeyPath, Any] = {} if case is None else file.cases[case].changes()
-    return LoadedJob(file.path, file.root, file.files, job, diagnostics, case, changes=changes)
+    return LoadedJob(file.path, file.root, validated.source, job, diagnostics, case, changes=changes)
 
 
 def _as_a_whole(file: JobFile, validated: list[Validated]) -> LoadedJob:
@@ -154,7 +167,7 @@ def _as_a_whole(file: JobFile, validated: list[Validated]) -> LoadedJob:
         for each, cases in names.items()
     ]
     diagnostics = in_order([*file.problems, *merged])
-    return LoadedJob(file.path, file.root, file.files, None, diagnostics, cases=tuple(file.cases))
+    return LoadedJob(file.path, file.root, file.source, None, diagnostics, cases=tuple(file.cases))
 
 
 def _which(cases: list[str], count: int) -> str:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 class Validated(NamedTuple):
     """The result of validating a source: the job (None if a diagnostic is an error), and the diagnostics in order."""
 
+    source: Source
     job: Job | None
     diagnostics: list[Diagnostic]
 
@@ -59,7 +60,7 @@ def validate_source(
         case: Name of the case, if the keys are those of a case of a matrix.
         is_part: A text that may hold further keys could not be read: no key may be reported as missing.
     """
-    references = References(source, case, environment)
+    written, references = source, References(source, case, environment)
     source = references.resolved()
     tables, problems = read_tables(source, cache.tables)
     if is_part:
@@ -70,10 +71,10 @@ def validate_source(
     problems = [references.mask(each) for each in _without_echoes(problems, references.problems)]
     problems += references.problems
     if any(each.severity == "error" for each in problems):
-        return Validated(None, in_order(problems))
+        return Validated(written, None, in_order(problems))
     # Every table has been validated: built from them, the job's own schema (15 ms) is not needed.
     job = Job.model_construct(_fields_set=set(source.raw), **tables).with_secrets(references.secrets)
-    return Validated(job, in_order(problems))
+    return Validated(written, job, in_order(problems))
 
 
 def without_missing(problems: list[Diagnostic]) -> list[Diagnostic]:

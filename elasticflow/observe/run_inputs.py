@@ -84,7 +84,6 @@ def inputs_of_job(loaded: LoadedJob, other: RunInputs | None) -> RunInputs:
     """Return the inputs of a launch of the job file now; they include the files that *other* has in use."""
     from elasticflow.compiler.plan.launch_plan import plan_job
 
-    assert loaded.job is not None
     root = loaded.project_root
     files = plan_job(loaded.job, project_root=root, job_files=loaded.files).job_files
     before = None if other is None else other.made.origins

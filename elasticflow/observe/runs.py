@@ -74,7 +74,7 @@ def _find_run_of_file(path: Path) -> RunFolder:
     loaded_jobs = (
         require_cases(path, environment=None) if has_matrix(path) else [require_job(path, environment=None)]
     )
-    names = {loaded.job.job.name for loaded in loaded_jobs if loaded.job is not None}
+    names = {loaded.job.job.name for loaded in loaded_jobs}
     root = loaded_jobs[0].project_root
     newest = next((run for run in list_runs(root) if run.job in names), None)
     return newest or find_run(root, min(names))

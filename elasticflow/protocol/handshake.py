@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 TOKEN = "ELASTICFLOW_TOKEN"  # noqa: S105  a variable's name
 """Variable that holds the token; the launch's own processes get it by that, too."""
 # The number is the protocol's version: another one is refused by name.
-HELLO = b"elasticflow keys 3\n"
+HELLO = b"elasticflow keys 4\n"
 _RANDOM = 32
 _OPEN, _ASKS = b"o", b"t"
 _YES, _NO = b"+", b"-"

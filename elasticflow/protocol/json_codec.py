@@ -11,12 +11,10 @@ from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import Any, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+_TAG = "type"
 
 
 def to_json(record: object, *, allow_nan: bool = True) -> str:
@@ -40,20 +38,14 @@ def from_json(record_class: type[T], content: object) -> T:
 
 
 class MessageCodec(Generic[T]):
-    """Messages of several classes as JSON objects, in which one key says which class it is.
+    """Messages of several classes as JSON objects, in which the key `type` names the class."""
 
-    Args:
-        tag: That key.
-        classes: By the name that stands there.
-    """
-
-    def __init__(self, tag: str, classes: Mapping[str, type[T]]) -> None:
-        self._tag, self._classes = tag, classes
-        self._names = {message_class: name for name, message_class in classes.items()}
+    def __init__(self, *classes: type[T]) -> None:
+        self._classes = {message_class.__name__: message_class for message_class in classes}
 
     def encode(self, message: T, *, allow_nan: bool = True) -> str:
         """Return *message* as one line of JSON; see `to_json`."""
-        return to_json({self._tag: self._names[type(message)], **vars(message)}, allow_nan=allow_nan)
+        return to_json({_TAG: type(message).__name__, **vars(message)}, allow_nan=allow_nan)
 
     def decode(self, text: bytes | str) -> T:
         """Return the message that `encode` turned into *text*.
@@ -70,9 +62,9 @@ class MessageCodec(Generic[T]):
             ValueError: *content* is not one of the messages.
         """
         values: dict[str, Any] = dict(_build(dict[str, Any], content))
-        message_class = self._classes.get(str(values.pop(self._tag, None)))
+        message_class = self._classes.get(str(values.pop(_TAG, None)))
         if message_class is None:
-            raise ValueError(f"{self._tag} is none of {', '.join(self._classes)}")
+            raise ValueError(f"{_TAG} is none of {', '.join(self._classes)}")
         return from_json(message_class, values)
 
 

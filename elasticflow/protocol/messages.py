@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from elasticflow.events import EventRecord  # noqa: TC001  # the codec reads the fields' types
 from elasticflow.protocol.device_usage import DeviceUsage  # noqa: TC001  # as above
@@ -533,34 +533,7 @@ Message = (
     | FilePiece
     | FilesSent
 )
-MESSAGES: MessageCodec[Message] = MessageCodec(
-    "type",
-    {
-        "node": NodeReady,
-        "leaving": NodeLeaving,
-        "died": AgentDied,
-        "workers": WorkersStarted,
-        "lines": LogLines,
-        "writer": WriterReports,
-        "activity": Activity,
-        "printed": Printed,
-        "left_behind": ProcessLeftBehind,
-        "lingered": WorkerLingered,
-        "left_out": LogLeftOut,
-        "warned": Warned,
-        "standbys": StandbysReady,
-        "no_standbys": StandbysOff,
-        "compiler_cache": CompilerCacheMoved,
-        "no_compiler_cache": CompilerCacheFailed,
-        "figures": NodeFigures,
-        "standstill": Standstill,
-        "stacks": Stacks,
-        "ended": WorkersEnded,
-        "devices": DevicesChecked,
-        "piece": FilePiece,
-        "sent": FilesSent,
-    },
-)
+MESSAGES: MessageCodec[Message] = MessageCodec(*get_args(Message))
 
 
 @dataclass(frozen=True)
@@ -613,8 +586,8 @@ class FilesWanted:
 
 
 Order = GenerationFormed | EndLaunch
-ORDERS: MessageCodec[Order] = MessageCodec("type", {"form": GenerationFormed, "end": EndLaunch})
-REQUESTS: MessageCodec[FilesWanted] = MessageCodec("type", {"files": FilesWanted})
+ORDERS: MessageCodec[Order] = MessageCodec(*get_args(Order))
+REQUESTS: MessageCodec[FilesWanted] = MessageCodec(FilesWanted)
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from elasticflow.protocol.json_codec import from_json, to_json
 from elasticflow.sinks.reader import Position, Reader
-from elasticflow.sinks.sink import SinkError, takes_events
+from elasticflow.sinks.sink import Remembered, SinkError, takes_events
 from elasticflow.system import atomic_files, records
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from elasticflow.events import EventRecord
     from elasticflow.run_folder import RunFolder
-    from elasticflow.sinks.sink import Options, Remembered, RunFacts, Sink
+    from elasticflow.sinks.sink import Options, RunFacts, Sink
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _PAUSE_AT_END_S = 0.5
@@ -55,10 +55,10 @@ def read_record(folder: RunFolder, name: str, options: Options) -> SinkRecord:
     values = records.read(record_path(folder, name))
     if not isinstance(values, dict) or values.get("format") != _FORMAT or values.get("options") != options:
         return SinkRecord()
-    remembered = values.get("remembered")
-    return SinkRecord(
-        Position.from_json(values.get("position")), remembered if isinstance(remembered, dict) else {}
-    )
+    try:
+        return from_json(SinkRecord, {name: values.get(name) for name in ("position", "remembered")})
+    except ValueError:
+        return SinkRecord()
 
 
 def write_record(folder: RunFolder, name: str, options: Options, record: SinkRecord) -> None:
@@ -72,9 +72,9 @@ def write_record(folder: RunFolder, name: str, options: Options, record: SinkRec
         "sink": name,
         "options": options,
         "remembered": record.remembered,
-        "position": record.position.to_json(),
+        "position": record.position,
     }
-    atomic_files.write(record_path(folder, name), [json.dumps(values).encode(), b"\n"])
+    atomic_files.write(record_path(folder, name), [to_json(values).encode(), b"\n"])
 
 
 class Report(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import zlib
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.system.json_lines import lines_from_end
@@ -38,19 +38,6 @@ class Bookmark:
     length: int = 0
     crc: int = 0
     key: Key = ()
-
-    def to_json(self) -> Record:
-        """Return the bookmark as JSON values."""
-        return {**asdict(self), "key": list(self.key)}
-
-    @classmethod
-    def from_json(cls, values: object) -> Bookmark:
-        """Return the bookmark in the result of `to_json`; the beginning of the file for any other value."""
-        match values:
-            case {"offset": int(offset), "length": int(length), "crc": int(crc), "key": list(key)}:
-                return cls(offset, length, crc, tuple(key))
-            case _:
-                return cls()
 
 
 @dataclass(frozen=True)

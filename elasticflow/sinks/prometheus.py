@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 import threading
-from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,14 +42,17 @@ class Prometheus(Sink):
         self._state: Status = "running"
 
     def open(self, run: RunFacts, remembered: Remembered) -> None:
-        """Begin with the values that the previous file has of this run."""
+        """Begin with the values of the process before."""
         self._run = run
         given = self.options.get("textfile")
         self._path = run.project_root / Path(given).expanduser() if given else run.folder / "prometheus.prom"
         self._server = None if (listen := self.options.get("listen")) is None else self._serving(listen)
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        if self._path.is_file():
-            self._values = read_values(self._path.read_text(encoding="utf-8", errors="replace"), self._labels)
+        self._values = dict(remembered.get("values", {}))
+
+    def remember(self) -> Remembered:
+        """Return the newest values, some of which may not come again, as those of an evaluation."""
+        return {"values": dict(self._values)}
 
     def points(self, batch: Sequence[Point]) -> None:
         """Take over the newest values."""
@@ -111,37 +113,19 @@ class Prometheus(Sink):
         atomic_files.replace(self._path, [self._text().encode()], mode=0o644, sync=False)
 
     def _text(self) -> str:
-        return exposition(dict(self._values), self._state, self._labels)
-
-    @property
-    def _labels(self) -> dict[str, str]:
-        return {"job_name": self._run.job, "run_id": self._run.run_id}
+        labels = {"job_name": self._run.job, "run_id": self._run.run_id}
+        return exposition(dict(self._values), self._state, labels)
 
 
 def exposition(values: Mapping[str, float], state: str, labels: Mapping[str, str]) -> str:
     """Return *values* as gauges in Prometheus' text format, and the run's state as one gauge per state."""
-    of_run = _in_braces(labels)
+    of_run = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
     lines = []
     for name, value in values.items():
         lines += [f"# TYPE {PREFIX}{name} gauge", f"{PREFIX}{name}{{{of_run}}} {_number(value)}"]
     lines.append(f"# TYPE {PREFIX}run_state gauge")
     lines += [f'{PREFIX}run_state{{{of_run},state="{each}"}} {int(each == state)}' for each in _STATES]
     return "".join(f"{line}\n" for line in lines)
-
-
-def read_values(text: str, labels: Mapping[str, str]) -> dict[str, float]:
-    """Return the values that `exposition` wrote with these labels; other lines are left out, as those of another run."""
-    found = {}
-    line_of = re.compile(rf"{PREFIX}(\w+)\{{{re.escape(_in_braces(labels))}\}} (\S+)")
-    for line in text.splitlines():
-        if match := line_of.fullmatch(line):
-            with suppress(ValueError):  # of another writer
-                found[match[1]] = float(match[2].replace("Inf", "inf"))
-    return found
-
-
-def _in_braces(labels: Mapping[str, str]) -> str:
-    return ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
 
 
 def _number(value: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elasticflow import events
 from elasticflow.observe.history import RunHistory
@@ -16,7 +16,7 @@ from elasticflow.sinks.sink import Point
 from elasticflow.system.records import unix_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from elasticflow.events import EventRecord
@@ -39,8 +39,7 @@ class Position:
     Attributes:
         events: Position in events.jsonl up to which points were made of events.
         told: Position in events.jsonl up to which the events themselves were returned.
-        logged: Position in the logs of hooks by rank: the newest file that was read, the bytes read of it, and by name
-            the last step read from older files (`before`) and from this file (`here`).
+        logged: Position in the logs of hooks, by rank.
         failures: Number of generations that had failed.
         restarts: Number of failures after which training continued.
     """
@@ -48,35 +47,9 @@ class Position:
     metrics: Bookmark = field(default_factory=Bookmark)
     events: Bookmark = field(default_factory=Bookmark)
     told: Bookmark = field(default_factory=Bookmark)
-    logged: Mapping[str, Any] = field(default_factory=dict)
+    logged: dict[str, LogPlace] = field(default_factory=dict)
     failures: int = 0
     restarts: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the position as JSON values."""
-        return {
-            "metrics": self.metrics.to_json(),
-            "events": self.events.to_json(),
-            "told": self.told.to_json(),
-            "logged": dict(self.logged),
-            "failures": self.failures,
-            "restarts": self.restarts,
-        }
-
-    @classmethod
-    def from_json(cls, values: object) -> Position:
-        """Return the position in the result of `to_json`; the beginning of the run for any other value."""
-        if not isinstance(values, dict):
-            return cls()
-        files = values.get("logged")
-        return cls(
-            Bookmark.from_json(values.get("metrics")),
-            Bookmark.from_json(values.get("events")),
-            Bookmark.from_json(values.get("told")),
-            files if isinstance(files, dict) else {},
-            _count(values.get("failures")),
-            _count(values.get("restarts")),
-        )
 
 
 @dataclass(frozen=True)
@@ -153,12 +126,12 @@ class Reader:
             position = batch.end
         return total
 
-    def _logged(self, files: Mapping[str, Any], most: int) -> tuple[list[Point], dict[str, Any]]:
+    def _logged(self, files: dict[str, LogPlace], most: int) -> tuple[list[Point], dict[str, LogPlace]]:
         """Return the points that hooks logged after *files*, by step, and the new positions by rank."""
         found: list[Point] = []
         ends = dict(files)
         for generation, rank, path in sorted(logged.files_of(self._folder)):
-            place = _Place.from_json(ends.get(str(rank)))
+            place = ends.get(str(rank), LogPlace())
             if generation < place.generation:
                 continue
             place = place.in_generation(generation)
@@ -166,7 +139,7 @@ class Reader:
             records, mark = lines.read(Bookmark(place.offset), most)
             taken = (place.take(record, self._folder) for record in records)
             found += [point for point in taken if point is not None]
-            ends[str(rank)] = replace(place, offset=mark.offset).to_json()
+            ends[str(rank)] = replace(place, offset=mark.offset)
             most -= len(records)
             if most <= 0:  # this file must be read first: a newer file of its rank closes it
                 break
@@ -174,39 +147,30 @@ class Reader:
 
 
 @dataclass(frozen=True)
-class _Place:
-    """The position up to which the logs of a rank's hooks were read."""
+class LogPlace:
+    """The position up to which the logs of a rank's hooks were read.
+
+    Attributes:
+        generation: Generation of the newest file that was read.
+        offset: Bytes read of that file.
+        before: The last step read from older files, by name.
+        here: The last step read from that file, by name.
+    """
 
     generation: int = 0
     offset: int = 0
-    before: Mapping[str, int] = field(default_factory=dict)
+    before: dict[str, int] = field(default_factory=dict)
     here: dict[str, int] = field(default_factory=dict)
 
-    @classmethod
-    def from_json(cls, values: object) -> _Place:
-        match values:
-            case {
-                "generation": int(number),
-                "offset": int(offset),
-                "before": dict(before),
-                "here": dict(here),
-            }:
-                return cls(number, offset, before, dict(here))
-            case _:
-                return cls()
-
-    def to_json(self) -> dict[str, Any]:
-        return {**vars(self), "before": dict(self.before), "here": dict(self.here)}
-
-    def in_generation(self, number: int) -> _Place:
+    def in_generation(self, number: int) -> LogPlace:
         """Return the place in the file of generation *number*, which is this place's generation or a later one."""
         if number == self.generation:
-            return self
+            return replace(self, here=dict(self.here))
         before = {
             name: max(self.before.get(name, -1), self.here.get(name, -1))
             for name in {**self.before, **self.here}
         }
-        return _Place(number, 0, before, {})
+        return LogPlace(number, 0, before)
 
     def take(self, record: Record, folder: Path) -> Point | None:
         """Return the point of a hook's line; None if an earlier generation gave it, or if it is damaged."""

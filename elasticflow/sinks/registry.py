@@ -20,31 +20,27 @@ class SinkKind(NamedTuple):
     """A sink of ours.
 
     Attributes:
-        extra: The extra of elasticflow that installs its packages; None: it needs none.
-        needs: Modules that the extra installs.
+        needs: The module that elasticflow's extra of the sink's name installs; None: it needs none.
     """
 
     entry: str
-    extra: str | None = None
-    needs: tuple[str, ...] = ()
+    needs: str | None = None
 
 
 KINDS: dict[str, SinkKind] = {
-    "tensorboard": SinkKind("elasticflow.sinks.tensorboard:TensorBoard", "tensorboard", ("tensorboard",)),
-    "mlflow": SinkKind("elasticflow.sinks.mlflow:MLflow", "mlflow", ("mlflow",)),
-    "wandb": SinkKind("elasticflow.sinks.wandb:WandB", "wandb", ("wandb",)),
-    "trackio": SinkKind("elasticflow.sinks.trackio:Trackio", "trackio", ("trackio",)),
-    "otlp": SinkKind("elasticflow.sinks.otlp:Otlp", "otlp", ("opentelemetry.proto",)),
+    "tensorboard": SinkKind("elasticflow.sinks.tensorboard:TensorBoard", "tensorboard"),
+    "mlflow": SinkKind("elasticflow.sinks.mlflow:MLflow", "mlflow"),
+    "wandb": SinkKind("elasticflow.sinks.wandb:WandB", "wandb"),
+    "trackio": SinkKind("elasticflow.sinks.trackio:Trackio", "trackio"),
+    "otlp": SinkKind("elasticflow.sinks.otlp:Otlp", "opentelemetry.proto"),
     "prometheus": SinkKind("elasticflow.sinks.prometheus:Prometheus"),
 }
 
 
 def missing_of(name: str) -> str | None:
     """Return the extra that the sink *name* lacks; None if nothing is missing. Imports none of its modules."""
-    kind = KINDS.get(name)
-    if kind is None or all(_is_installed(module) for module in kind.needs):
-        return None
-    return kind.extra
+    needs = KINDS[name].needs if name in KINDS else None
+    return None if needs is None or _is_installed(needs) else name
 
 
 def _is_installed(module: str) -> bool:
@@ -58,12 +54,10 @@ def check_installed(logging: LoggingTable) -> None:
     Raises:
         SinkMissingError: a package is missing; the error has the pip command.
     """
-    missing = {name: extra for name in logging.sinks if (extra := missing_of(name)) is not None}
-    if missing:
-        names = ", ".join(missing)
+    if missing := [name for name in logging.sinks if missing_of(name) is not None]:
         raise SinkMissingError(
-            f"logging.sinks has {names}, and what that needs is not installed",
-            f"pip install 'elasticflow[{','.join(dict.fromkeys(missing.values()))}]'",
+            f"logging.sinks has {', '.join(missing)}, and what that needs is not installed",
+            f"pip install 'elasticflow[{','.join(missing)}]'",
         )
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from elasticflow.errors import TrialRefusedError
-from elasticflow.jobfile.tables.job import NodesTable, ParallelTable, TorchrunTable
+from elasticflow.jobfile.tables.launching import NodesTable, TorchrunTable
+from elasticflow.jobfile.tables.parallel import ParallelTable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

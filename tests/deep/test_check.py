@@ -328,7 +328,7 @@ def test_what_is_known_better_now_is_told_once(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(check, "try_out", lambda *_, **__: DeepReport((), Facts(samples=50), ()))
     loaded = load_job(path)
     assert [each.code for each in loaded.diagnostics if each.severity == "warning"] == [codes.NEVER_DUE]
-    assert try_out_loaded(loaded, (), DeepRequest(takes_step=False, limit_s=1))[1] == []
+    assert try_out_loaded(loaded, DeepRequest(takes_step=False, limit_s=1))[1] == []
 
 
 @pytest.mark.integration

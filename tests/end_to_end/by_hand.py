@@ -36,7 +36,6 @@ def undisturbed(
     place = place or folder / "snapshots"
     given = (*sets, f"nodes.nproc_per_node={workers}", f"snapshots.uri={place}")
     loaded = require_job(job_file, given)
-    assert loaded.job is not None
     compile_job(loaded.job, loaded.files, loaded.project_root).write(folder / "compiled")
     environment = {key: value for key, value in os.environ.items() if not key.startswith("ELASTICFLOW")}
     environment |= {"PYTHONPATH": str(ROOT), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}

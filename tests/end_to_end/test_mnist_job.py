@@ -51,7 +51,6 @@ def test_main_job_reaches_its_accuracy(project: Project) -> None:
 def require_foreseen(job_file: Path, running: Running) -> None:
     """What `--deep` and `plan` tell of a job is what its run came to."""
     loaded = require_job(job_file)
-    assert loaded.job is not None
     facts = try_out(loaded.job, loaded.project_root).facts
     events = running.events()
     staged = {event["bytes"] for event in named(events, "snapshot.staged")}

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticflow.guide.pages import GUIDE
 from elasticflow.jobfile.tables.job import Job
-from elasticflow.jobfile.tables.json_schema import job_schema
 from elasticflow.jobfile.tables.types import ENTRY
 from elasticflow.system import units
+from tests.jobfile.tools.made_schema import job_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

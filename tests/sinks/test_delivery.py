@@ -88,11 +88,12 @@ def test_a_damaged_record_begins_anew(tmp_path: Path) -> None:
     written, remote = Written.under(tmp_path), Remote()
     written.metrics([step_line(1)])
     delivery_of(written, remote, []).run()
-    record_path(written.folder, "mine").write_text("{torn")
+    path = record_path(written.folder, "mine")
+    for damaged in ("{torn", path.read_text().replace('"metrics": {', '"metrics": 3, "other": {')):
+        path.write_text(damaged)
+        delivery_of(written, remote, []).run()
 
-    delivery_of(written, remote, []).run()
-
-    assert [1, 1] == [point.step for point in remote.points]
+    assert [1, 1, 1] == [point.step for point in remote.points]
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.booleans()), max_size=8))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elasticflow.protocol.json_codec import from_json, to_json
 from elasticflow.sinks.ordered_lines import Bookmark, OrderedLines
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def test_each_step_is_read_once_in_order_whatever_is_cut_off_and_written_again(
         records, behind = of_steps(path).read(mark, most)
         seen.extend(record["step"] for record in records)
         is_new = behind != mark
-        mark = Bookmark.from_json(json.loads(json.dumps(behind.to_json())))
+        mark = from_json(Bookmark, json.loads(to_json(behind)))
         return is_new
 
     for act, size in acts:

@@ -23,7 +23,6 @@ def job_with(root: Path, script: str, key: str = 'entry = "train.py"') -> Job:
     (root / "trainer.py").touch()
     (root / "job.toml").write_text(f'[job]\nname = "own"\n[script]\n{key}\n')
     loaded = require_job(root / "job.toml")
-    assert loaded.job is not None
     return loaded.job
 
 

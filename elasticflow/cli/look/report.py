@@ -87,7 +87,7 @@ def _of_sweep(root: Path, job: str) -> list[RunFolder]:
     of_file = None
     if job.endswith(".toml"):
         loaded = require_cases(Path(job), environment=None)
-        of_file = {each.job.job.name for each in loaded if each.job is not None}
+        of_file = {each.job.job.name for each in loaded}
     newest: dict[str, RunFolder] = {}
     for folder in list_runs(root):
         case = case_of(folder)

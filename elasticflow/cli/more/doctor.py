@@ -80,7 +80,6 @@ def _notify(job_file: Path | None, overrides: tuple[str, ...], case: str | None,
     if job_file is None:
         raise click.UsageError("--notify is about the [notify] of a job file, and none was given")
     loaded = job_of(job_file, overrides, case)
-    assert loaded.job is not None
     if loaded.job.notify is None:
         warn("the job has no [notify]: it sends no messages")
         return FINISHED

@@ -83,7 +83,6 @@ class VerifyOptions:
         from elasticflow.trials.own_loop import require_own_loop
 
         loaded = job_of(self.job_file, self.overrides, self.case)
-        assert loaded.job is not None
         show_warnings(loaded)
         check_torch(warn)
         require_importable(loaded)

@@ -67,6 +67,5 @@ def _request(run: str | None, overrides: tuple[str, ...], *, accept_drift: bool)
         return Request(before.made.job, files, before.overrides, root, folder, accept_drift, case=before.case)
     overrides = (*before.overrides, *overrides)
     loaded = job_of(root / before.files[0], overrides, before.case)
-    assert loaded.job is not None
     require_importable(loaded)
     return Request(loaded.job, loaded.files, overrides, root, folder, accept_drift, case=before.case)

@@ -142,7 +142,6 @@ def _join(loaded: LoadedJob, endpoint: str, options: RunOptions) -> int:
         raise click.BadParameter(str(error), param_hint="--join") from error
     if not 0 < port < 65536:
         raise click.BadParameter("ports are numbers from 1 to 65535", param_hint="--join")
-    assert loaded.job is not None
     if options.run_id is None:
         take_part: Callable[..., int] = join
         folder = RunFolder.of(loaded.project_root, loaded.job.job.name, "joined")
@@ -179,7 +178,6 @@ def _show_plan(options: RunOptions) -> None:
         show_cases(options.job_file, options.overrides)
         return
     loaded = job_of(options.job_file, options.overrides, options.case)
-    assert loaded.job is not None
     asides: dict[str, str] = {}
     show_warnings(loaded, but=options.pointless_warnings)
     if options.is_simulated:

@@ -82,7 +82,6 @@ def run_hosts(options: RunOptions, path: Path) -> int:
 
 def _words(options: RunOptions, loaded: LoadedJob, run_id: str, endpoint: str, rank: int) -> tuple[str, ...]:
     """Return the command of the host with *rank*: the same on all hosts, except for the rank if it decides who leads."""
-    assert loaded.job is not None
     words = [*options.node_command(loaded, endpoint), "--run-id", run_id]
     words += ["--accept-drift"] if options.accept_drift else []
     return (*words, *(() if loaded.job.torchrun.is_store_outside else ("--node-rank", str(rank))))

@@ -81,11 +81,9 @@ class RunOptions:
             JobRefusedError: the job has errors.
         """
         options, loaded = self, job_of(self.job_file, self.overrides, self.case)
-        assert loaded.job is not None
         if loaded.job.nodes.endpoint is None:
             options = replace(self, overrides=(*self.overrides, f"nodes.endpoint={endpoint()}"))
             loaded = job_of(options.job_file, options.overrides, options.case)
-        assert loaded.job is not None
         return options, loaded, loaded.job
 
     def node_command(self, loaded: LoadedJob, endpoint: str) -> list[str]:
@@ -136,7 +134,6 @@ class RunOptions:
         Raises:
             CaseError: the run's id is too long.
         """
-        assert loaded.job is not None
         return RunFolder.of(loaded.project_root, loaded.job.job.name, run_id_of(self.run_id, loaded.case))
 
     def command_with(self, run_id: str) -> str:
@@ -157,7 +154,6 @@ class RunOptions:
         from elasticflow.compiler.provenance.missing_imports import require_importable
         from elasticflow.launcher.launch import Request
 
-        assert loaded.job is not None
         require_importable(loaded)
         return Request(
             loaded.job,
@@ -194,7 +190,6 @@ def check_place(loaded: LoadedJob) -> None:
     Raises:
         RayError: the snapshots would lie in the package.
     """
-    assert loaded.job is not None
     root, uri = loaded.project_root.resolve(), loaded.job.snapshots.uri
     if not any(part.startswith(_RAY_PACKAGE) for part in root.parts):
         return

@@ -65,7 +65,6 @@ def command(
     if is_printed or target is not None:
         write_out(text, target, "kubectl apply -f")
     else:
-        assert loaded.job is not None
         assert loaded.job.kubernetes is not None
         patch = loaded.job.kubernetes.patch
         click.echo(apply(text, None if patch is None else loaded.project_root / patch), nl=False)

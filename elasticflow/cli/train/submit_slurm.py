@@ -71,7 +71,6 @@ def command(
     from elasticflow.clusters.slurm.render import render_slurm
     from elasticflow.errors import FINISHED, JobRefusedError, SlurmRefusedError
     from elasticflow.jobfile.diagnostics.render_text import render
-    from elasticflow.jobfile.job_file import JobFile
     from elasticflow.jobfile.load import require_job
     from elasticflow.run_folder import RunFolder
 
@@ -87,7 +86,6 @@ def command(
             )
         write_out(script, target, "sbatch")
         return FINISHED
-    assert loaded.job is not None
     name = loaded.job.job.name
     if whole_id is not None:
         # The run is wanted again.
@@ -98,15 +96,14 @@ def command(
         output and "%" not in output
     ):  # Slurm makes no folder, and ends a job at once if the folder of its output is missing
         (loaded.project_root / output).mkdir(parents=True, exist_ok=True)
-    source = JobFile(job_file, overrides, loaded.project_root, None).source_of(case)
     try:
         number = submit(script)
     except SlurmRefusedError as error:
-        raise JobRefusedError(render([refusal(error.message, loaded.job.slurm, source)])) from error
+        raise JobRefusedError(render([refusal(error.message, loaded.job.slurm, loaded.source)])) from error
     folder = RunFolder.of(loaded.project_root, name, whole_id or run_id_of(f"slurm-{number}", case))
     click.echo(f"Slurm job {number} is queued: run {folder.run_id}")
     reason = _reason_to_wait(number)
-    if (problem := never_starts(number, reason, loaded.job.slurm, source)) is not None:
+    if (problem := never_starts(number, reason, loaded.job.slurm, loaded.source)) is not None:
         click.echo(render([problem]), err=True)
     if is_waiting:
         return _follow(number, folder)

@@ -64,16 +64,12 @@ def requested(*, deep: bool, deep_step: bool, deep_timeout: int | None) -> DeepR
     return None
 
 
-def try_out_loaded(
-    loaded: LoadedJob, overrides: Sequence[str], request: DeepRequest
-) -> tuple[DeepReport, list[Diagnostic]]:
+def try_out_loaded(loaded: LoadedJob, request: DeepRequest) -> tuple[DeepReport, list[Diagnostic]]:
     """Return the report of trying out a job without errors, and its findings, each at its place in the job file."""
     from elasticflow.deep.check import try_out
     from elasticflow.deep.diagnostics import check_deep_facts, diagnostics_of
     from elasticflow.errors import TrialRefusedError
-    from elasticflow.jobfile.job_file import JobFile
 
-    assert loaded.job is not None
     if loaded.job.script is not None:
         raise TrialRefusedError(
             "--deep tries out what a job file names, and a job with [script] names a script, which would train",
@@ -90,8 +86,7 @@ def try_out_loaded(
             takes_step=request.takes_step,
             watch=partial(waiting.tell, f"trying out {loaded.path}{case}"),
         )
-    file = JobFile(loaded.path, overrides, loaded.project_root, None)
-    source, facts = file.source_of(loaded.case), report.facts
+    source, facts = loaded.source, report.facts
     known = check_deep_facts(
         source,
         loaded.job,
@@ -124,7 +119,7 @@ def try_out_all(
         if loaded.has_errors:
             lines.append(f"{loaded.path}: not tried out: it has errors\n")
             continue
-        if loaded.job is None and not loaded.cases:
+        if loaded.valid_job is None and not loaded.cases:
             lines.append(f"{loaded.path}: not tried out: by its name it is a part of other job files\n")
             continue
         here = load_job(loaded.path, overrides, environment=os.environ)
@@ -136,10 +131,10 @@ def try_out_all(
             lines.append(f"{loaded.path}: not tried out: it has errors with this machine's variables\n")
             continue
         for cases in cases_alike(here, overrides):
-            if len(jobs) > 1 and cases[0].job is not None and cases[0].job.script is not None:
+            if len(jobs) > 1 and cases[0].job.script is not None:
                 lines.append(f"{loaded.path}: not tried out: its script would train\n")
                 continue
-            report, findings = try_out_loaded(cases[0], overrides, request)
+            report, findings = try_out_loaded(cases[0], request)
             of_cases = _in_words(cases)
             diagnostics += [finding._replace(message=f"{finding.message}{of_cases}") for finding in findings]
             text = report_text(report)
@@ -155,10 +150,9 @@ def cases_alike(loaded: LoadedJob, overrides: Sequence[str]) -> list[list[Loaded
     from elasticflow.jobfile.load import require_cases
 
     if not loaded.cases:
-        return [[loaded]] if loaded.job is not None else []
+        return [[loaded]] if loaded.valid_job is not None else []
     groups: dict[str, list[LoadedJob]] = {}
     for case in require_cases(loaded.path, overrides, environment=os.environ):
-        assert case.job is not None
         tables = job_to_json(case.job)
         # A job with [script] has none of these tables.
         what = [tables.get(name) for name in _TRIED_OUT]

@@ -130,7 +130,7 @@ def load(job_file: Path, text: str | None = None) -> LoadedJob:
     texts = {} if text is None else {os.path.realpath(job_file): text.encode()}
     loaded = load_job(Path(shortest_path(job_file.absolute())), environment=os.environ, texts=texts)
     problems = [diagnostic for diagnostic in loaded.diagnostics if diagnostic.severity != "note"]
-    if loaded.job is None:
+    if loaded.valid_job is None:
         ending = (
             ""
             if text is None
@@ -164,7 +164,7 @@ def tried_out(loaded: LoadedJob, path: Path, *, with_step: bool) -> bool:
     click.echo(f"{paint('trying it out', dim=True)}  elasticflow validate --deep{step} {job_file}")
     try:
         require_importable(loaded)
-        report, findings = try_out_loaded(loaded, (), DeepRequest(bool(step), _DEEP_LIMIT_S))
+        report, findings = try_out_loaded(loaded, DeepRequest(bool(step), _DEEP_LIMIT_S))
     except ElasticflowError as error:
         click.echo(error.message, err=True)
         is_good = False

@@ -112,7 +112,7 @@ def command(
     against = newest_run(loaded) if run is None else find_run(loaded.project_root, run)
     report, is_wrong = None, False
     if request is not None:
-        report, is_wrong = _try_out(loaded, overrides, request)
+        report, is_wrong = _try_out(loaded, request)
     show(loaded, against, form, report=report)
     return ANSWER_IS_NO if is_wrong else FINISHED
 
@@ -124,7 +124,6 @@ def _write(
     from elasticflow.cli.output import shell_path, show_warnings
     from elasticflow.compiler import compile_job
 
-    assert loaded.job is not None
     compile_job(loaded.job, loaded.files, loaded.project_root, overrides, case).write(folder, force=force)
     show_warnings(loaded)
     torchrun, train = (shell_path(folder / name) for name in ("torchrun.sh", "train.py"))
@@ -159,7 +158,6 @@ def show(
     from elasticflow.observe.estimates import read_run_facts
 
     job = loaded.job
-    assert job is not None
     plan = plan_job(job, project_root=loaded.project_root, job_files=loaded.files)
     run_facts = None
     if against is not None and against.launch_numbers():
@@ -194,7 +192,7 @@ def show_cases(job_file: Path, overrides: Sequence[str], form: str = "text") -> 
         [
             {
                 "case": loaded.case,
-                "job": loaded.job and loaded.job.job.name,
+                "job": loaded.job.job.name,
                 "changes": {dotted(key): value for key, value in loaded.changes.items()},
             }
             for loaded in jobs
@@ -227,17 +225,16 @@ def newest_run(loaded: LoadedJob) -> RunFolder | None:
     """Return the job's newest run that was launched, or None."""
     from elasticflow.observe.runs import list_runs
 
-    assert loaded.job is not None
     runs = list_runs(loaded.project_root, loaded.job.job.name)
     return next((run for run in runs if run.launch_numbers()), None)
 
 
-def _try_out(loaded: LoadedJob, overrides: Sequence[str], request: DeepRequest) -> tuple[DeepReport, bool]:
+def _try_out(loaded: LoadedJob, request: DeepRequest) -> tuple[DeepReport, bool]:
     """Try the job out, print findings on standard error, and return the report and whether a finding is an error."""
     from elasticflow.cli.write.deep_options import try_out_loaded
     from elasticflow.jobfile.diagnostics.render_text import render
 
-    report, findings = try_out_loaded(loaded, overrides, request)
+    report, findings = try_out_loaded(loaded, request)
     if findings:
         click.echo(render(findings) + "\n", err=True)
     for note in report.notes:
@@ -249,7 +246,6 @@ def _knowledge(loaded: LoadedJob, run_facts: RunFacts | None, report: DeepReport
     """Return the known facts: from `--deep`, else from the job file, else from a run."""
     from elasticflow.compiler.plan.forecast import Knowledge, Known
 
-    assert loaded.job is not None
     facts = {} if run_facts is None else dict(run_facts.facts)
     if loaded.job.script is None and loaded.job.dataset.samples is not None:
         facts["samples"] = Known(loaded.job.dataset.samples, "dataset.samples")

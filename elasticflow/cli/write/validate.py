@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -21,7 +19,7 @@ from elasticflow.observe.terminal.colours import wants_colour
 from elasticflow.observe.terminal.formats import plural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.jobfile.load import LoadedJob
@@ -60,8 +58,7 @@ def command(
     elasticflow validate --format github jobs/*.toml
     """
     request = requested(deep=deep, deep_step=deep_step, deep_timeout=deep_timeout)
-    with _few_collections():
-        jobs = _loaded(_job_files(files), overrides)
+    jobs = _loaded(_job_files(files), overrides)
     diagnostics, learnt = [diagnostic for job in jobs for diagnostic in job.diagnostics], ""
     if request is not None:
         deeper, learnt = try_out_all(jobs, overrides, request)
@@ -104,17 +101,6 @@ def _job_files(given: Sequence[Path]) -> list[Path]:
     return found
 
 
-@contextmanager
-def _few_collections() -> Iterator[None]:
-    """Collect garbage rarely: it would take a twentieth of so short a process."""
-    before = gc.get_threshold()
-    gc.set_threshold(100_000)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-
-
 def _loaded(files: Sequence[Path], overrides: Sequence[str]) -> list[LoadedJob]:
     """Return the jobs of the files; a file that is given twice, even under two paths, is read once."""
     from elasticflow.jobfile.load import load_job
@@ -144,7 +130,9 @@ def _summary(diagnostics: Sequence[Diagnostic], jobs: Sequence[LoadedJob], *, st
     )
     if absent:
         text += f" (some entry points were not looked at: {', '.join(absent)})"
-    if patched := [each for each in jobs if each.job and each.job.kubernetes and each.job.kubernetes.patch]:
+    if patched := [
+        each for each in jobs if (job := each.valid_job) and job.kubernetes and job.kubernetes.patch
+    ]:
         text += (
             f"\nkubernetes.patch is not read here; this checks it: {_SERVER_CHECK.format(patched[0].path)}"
         )

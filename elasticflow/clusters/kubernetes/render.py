@@ -44,7 +44,6 @@ def render_kubernetes(
     Raises:
         RenderError: the job cannot run in pods unchanged.
     """
-    assert loaded.job is not None
     job, table = loaded.job, _table_of(loaded.job)
     form = form or table.form
     run_id = run_id or job.job.name

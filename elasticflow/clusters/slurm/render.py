@@ -267,7 +267,6 @@ def render_slurm(
     Raises:
         RenderError: the job lacks settings for Slurm.
     """
-    assert loaded.job is not None
     table = loaded.job.slurm
     if table is None:
         raise RenderError(

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from elasticflow.compiler.entry_point.imports import Imports
-    from elasticflow.jobfile.tables.job import Args, Job, MetricTable
+    from elasticflow.jobfile.tables.evaluation import MetricTable
+    from elasticflow.jobfile.tables.job import Job
     from elasticflow.jobfile.tables.training import DatasetTable, GroupTable
-    from elasticflow.jobfile.tables.types import CollateTable
+    from elasticflow.jobfile.tables.types import Args, CollateTable
 
 
 def parameter_groups(tables: Sequence[GroupTable], imports: Imports) -> Display:

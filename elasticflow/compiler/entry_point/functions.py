@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from elasticflow.compiler.entry_point.factories import CallForms
     from elasticflow.jobfile.tables.evaluation import EvaluationTable
     from elasticflow.jobfile.tables.hooks import HookTable
-    from elasticflow.jobfile.tables.job import Args, Job
+    from elasticflow.jobfile.tables.job import Job
     from elasticflow.jobfile.tables.training import DatasetTable
-    from elasticflow.jobfile.tables.types import CollateTable
+    from elasticflow.jobfile.tables.types import Args, CollateTable
 
 _OF_DATA = "dataset: OpenedDataset"
 _SAMPLERS = {

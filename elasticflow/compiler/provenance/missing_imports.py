@@ -46,7 +46,6 @@ def require_importable(loaded: LoadedJob) -> None:
     Raises:
         JobRefusedError: a package is missing; the message is the rendered diagnostics.
     """
-    assert loaded.job is not None
     imports = missing_imports(loaded.job, loaded.project_root)
     if imports is None:
         return

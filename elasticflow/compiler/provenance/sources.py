@@ -17,7 +17,8 @@ from elasticflow.python_source.syntax import imported_modules
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from elasticflow.jobfile.tables.job import Job, ScriptTable
+    from elasticflow.jobfile.tables.job import Job
+    from elasticflow.jobfile.tables.launching import ScriptTable
 
 JOB_FILE = "job file"
 _MOST_FILES = 2000

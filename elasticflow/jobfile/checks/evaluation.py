@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
-    from elasticflow.jobfile.tables.evaluation import Evaluation
-    from elasticflow.jobfile.tables.job import Args, DatasetTable, EvaluationTable, ValidTables
+    from elasticflow.jobfile.tables.evaluation import Evaluation, EvaluationTable
+    from elasticflow.jobfile.tables.job import ValidTables
+    from elasticflow.jobfile.tables.training import DatasetTable
+    from elasticflow.jobfile.tables.types import Args
     from elasticflow.jobfile.text.source import Source
 
 _PATH = ("train", "stop_when")

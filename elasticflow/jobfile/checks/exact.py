@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.jobfile.diagnostics.positions import KeyPath
-    from elasticflow.jobfile.tables.job import DatasetTable, NodesTable, ValidTables
-    from elasticflow.jobfile.tables.training import DdpTable
+    from elasticflow.jobfile.tables.job import ValidTables
+    from elasticflow.jobfile.tables.launching import NodesTable
+    from elasticflow.jobfile.tables.training import DatasetTable, DdpTable
     from elasticflow.jobfile.text.source import Source
 
 _SHARDS = ("train", "virtual_shards")

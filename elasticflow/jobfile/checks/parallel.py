@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
-    from elasticflow.jobfile.tables.job import NodesTable, ValidTables
+    from elasticflow.jobfile.tables.job import ValidTables
+    from elasticflow.jobfile.tables.launching import NodesTable
     from elasticflow.jobfile.text.source import Source
 
 # LBFGS is refused with and without shards.

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
-    from elasticflow.jobfile.tables.job import DatasetTable, ValidTables
+    from elasticflow.jobfile.tables.job import ValidTables
+    from elasticflow.jobfile.tables.training import DatasetTable
     from elasticflow.jobfile.text.source import Source
 
 _SHARDS = ("dataset", "shards")

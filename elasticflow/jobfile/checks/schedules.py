@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.jobfile.diagnostics.positions import KeyPath
     from elasticflow.jobfile.tables.evaluation import Evaluation
-    from elasticflow.jobfile.tables.job import Args, ValidTables
+    from elasticflow.jobfile.tables.job import ValidTables
     from elasticflow.jobfile.tables.training import LrSchedulerTable
+    from elasticflow.jobfile.tables.types import Args
     from elasticflow.jobfile.text.source import Source
 
 ENTRY = r"(?:torch\.optim(?:\.lr_scheduler:|:lr_scheduler\.)|elasticflow\.schedules:)(\w+)"

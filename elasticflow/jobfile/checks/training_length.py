@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.jobfile.diagnostics.positions import KeyPath
-    from elasticflow.jobfile.tables.job import DatasetTable, TrainTable, ValidTables
+    from elasticflow.jobfile.tables.job import ValidTables
+    from elasticflow.jobfile.tables.training import DatasetTable, TrainTable
     from elasticflow.jobfile.text.read import TomlTable
     from elasticflow.jobfile.text.source import Source
     from elasticflow.system.units import Interval

@@ -77,27 +77,20 @@ def excerpt_and_carets(line: str, column: int, end_column: int | None) -> tuple[
     first = max(0, column - 1 - _WIDTH // 2) if len(line) > _WIDTH else 0
     last = min(len(line), first + _WIDTH)
     lead, tail = "..." * (first > 0), "..." * (last < len(line))
-    shown = "".join(map(_as_printed, line[first:last]))
-    begin = lead + line[first : column - 1]
-    meant = line[column - 1 : last if end_column is None else min(last, end_column - 1)]
-    return f"{lead}{shown}{tail}", " " * _width(begin) + "^" * max(1, _width(meant))
+    begin = lead + _as_printed(line[first : column - 1])
+    meant = _as_printed(line[column - 1 : last if end_column is None else min(last, end_column - 1)])
+    carets = " " * _width(begin) + "^" * max(1, _width(meant))
+    return f"{lead}{_as_printed(line[first:last])}{tail}", carets
 
 
-def _as_printed(c: str) -> str:
-    return _TAB if c == "\t" else printable(c)
+def _as_printed(text: str) -> str:
+    return printable(text.replace("\t", _TAB))
 
 
 def _width(text: str) -> int:
     """Return the number of columns that a text takes in a terminal."""
     if text.isascii():
-        return len(text) + text.count("\t") * (len(_TAB) - 1)
-    from unicodedata import category, east_asian_width
+        return len(text)
+    from rich.cells import cell_len
 
-    def columns(c: str) -> int:
-        if c == "\t":
-            return len(_TAB)
-        if category(c) in {"Mn", "Me"}:
-            return 0
-        return 2 if east_asian_width(c) in "WF" else 1
-
-    return sum(map(columns, text))
+    return cell_len(text)

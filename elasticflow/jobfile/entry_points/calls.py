@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.entry_points.object_arguments import (
     collate_tables,
-    mixed_sets,
     objects_of,
-    parameter_groups,
+    tables_in_array,
     with_objects_marked,
 )
 from elasticflow.jobfile.tables.evaluation import OF_LOSS, set_tables
@@ -122,7 +121,7 @@ def entry_calls(raw: TomlTable) -> Iterator[EntryCall]:
 
 def _of_data(raw: TomlTable) -> Iterator[EntryCall]:
     """Yield the sets of a mixture, collators with arguments, and the functions of a sampler."""
-    for path, table in mixed_sets(raw):
+    for path, table in tables_in_array(raw, "dataset", "mix"):
         if isinstance(text := table.get("entry"), str):
             yield EntryCall(text, (*path, "entry"), (), (*path, "args"))
     for path, table in collate_tables(raw):
@@ -154,7 +153,7 @@ def _of_metrics(table: TomlTable, path: KeyPath, batch: tuple[str, ...]) -> Iter
 def _of_groups(raw: TomlTable) -> Iterator[EntryCall]:
     """Yield the classes that groups of parameters name, and the optimizer with the arguments of each group."""
     optimizer = table_at(raw, "optimizer").get("entry")
-    for path, group in parameter_groups(raw):
+    for path, group in tables_in_array(raw, "optimizer", "groups"):
         module = group.get("module")
         if isinstance(module, str):
             yield EntryCall(module, (*path, "module"), is_class=True)

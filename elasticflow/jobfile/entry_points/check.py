@@ -159,6 +159,12 @@ class _EntryPointCheck(EntryPoint):
         except CannotTellError as error:
             return self._of_short_module() or [self.note(str(error))]
 
+    def _known_entry(self) -> str | None:
+        """Return the entry point that people call by this attribute alone at this key: `cross_entropy`, `AdamW`."""
+        from elasticflow.jobfile.wording.foreign_names import ENTRIES, plain  # most jobs hold no mistake
+
+        return ENTRIES.get(dotted(self.call.path), {}).get(plain(self.attribute))
+
     def _of_short_module(self) -> list[Diagnostic]:
         """Return the problem of an optimizer or a schedule that is asked of torch itself, whose names are made at run time."""
         if self.module != "torch" or self.call.path not in {
@@ -166,9 +172,7 @@ class _EntryPointCheck(EntryPoint):
             ("lr_scheduler", "entry"),
         }:
             return []
-        from elasticflow.jobfile.wording.foreign_names import ENTRIES, plain
-
-        same = ENTRIES[dotted(self.call.path)].get(plain(self.attribute))
+        same = self._known_entry()
         message = f"torch has no {self.attribute}"
         return [self.problem(codes.NO_ATTRIBUTE, message, f'did you mean "{same}"?')] if same else []
 
@@ -263,9 +267,7 @@ class _EntryPointCheck(EntryPoint):
         message = f"{self.call.text} is a class, and is called with {given}: that makes an object of it"
         function = "name a function"
         if self.call.path == ("model", "loss"):
-            from elasticflow.jobfile.wording.foreign_names import ENTRIES, plain
-
-            same = ENTRIES["model.loss"].get(plain(self.attribute), "torch.nn.functional:cross_entropy")
+            same = self._known_entry() or "torch.nn.functional:cross_entropy"
             function = f'name a function, such as "{same}"'
         return self.problem(codes.NOT_A_FUNCTION, message, f"{function}\ndefined at {definition.where}")
 
@@ -275,9 +277,7 @@ class _EntryPointCheck(EntryPoint):
             words = resolved.words
         else:
             remedy = f'{remedy} in it: "{resolved.name}:..."'
-            from elasticflow.jobfile.wording.foreign_names import ENTRIES, plain
-
-            if (same := ENTRIES.get(dotted(self.call.path), {}).get(plain(self.attribute))) is not None:
+            if (same := self._known_entry()) is not None:
                 remedy = f'did you mean "{same}"?'
         message = f"{self.call.text} cannot be called: it is {words}"
         return self.problem(codes.NOT_CALLABLE, message, remedy)

@@ -7,6 +7,7 @@ A table is an object if its keys are `entry` and, where wanted, `args` and `part
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -56,7 +57,8 @@ def argument_tables(raw: TomlTable) -> Iterator[tuple[KeyPath, TomlTable]]:
                 yield (*path, "metrics", name, "args"), table_at(metric, "args")
     for name in table_at(raw, "hooks"):
         yield ("hooks", name, "args"), table_at(raw, "hooks", name, "args")
-    for path, table in (*parameter_groups(raw), *mixed_sets(raw), *collate_tables(raw)):
+    arrays = (tables_in_array(raw, *path) for path in (("optimizer", "groups"), ("dataset", "mix")))
+    for path, table in (*itertools.chain(*arrays), *collate_tables(raw)):
         yield (*path, "args"), table_at(table, "args")
 
 
@@ -74,20 +76,12 @@ def _dataset_values(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, Dat
             yield from _dataset_values(inner, (*path, key))
 
 
-def parameter_groups(raw: TomlTable) -> Iterator[tuple[KeyPath, TomlTable]]:
-    """Yield the tables of `[[optimizer.groups]]`."""
-    groups = table_at(raw, "optimizer").get("groups")
-    for number, group in enumerate(groups if isinstance(groups, list) else []):
-        if isinstance(group, dict):
-            yield ("optimizer", "groups", number), group
-
-
-def mixed_sets(raw: TomlTable) -> Iterator[tuple[KeyPath, TomlTable]]:
-    """Yield the tables of `[[dataset.mix]]`."""
-    sets = table_at(raw, "dataset").get("mix")
-    for number, table in enumerate(sets if isinstance(sets, list) else []):
-        if isinstance(table, dict):
-            yield ("dataset", "mix", number), table
+def tables_in_array(raw: TomlTable, table: str, key: str) -> Iterator[tuple[KeyPath, TomlTable]]:
+    """Yield the tables of an array of tables, such as `[[optimizer.groups]]`."""
+    array = table_at(raw, table).get(key)
+    for number, each in enumerate(array if isinstance(array, list) else []):
+        if isinstance(each, dict):
+            yield (table, key, number), each
 
 
 def collate_tables(raw: TomlTable) -> Iterator[tuple[KeyPath, TomlTable]]:

@@ -53,10 +53,13 @@ class MetricTable(Table):
     """A metric with arguments, or over the whole set."""
 
     entry: Entry = Field(
-        description="A function, or a class whose objects have update(outputs, targets) and compute(): torchmetrics as they are."
+        description="A function, or a class whose objects have update(outputs, targets) and compute(): torchmetrics as they are.",
+        examples=["torchmetrics.classification:BinaryAUROC"],
     )
     args: Args = Field(
-        default={}, description="Keyword arguments; a table { entry, args } among them makes an object."
+        default={},
+        description="Keyword arguments; a table { entry, args } among them makes an object.",
+        examples=[{"num_classes": 10}],
     )
     over: Literal["batch", "set", "loss"] | None = Field(
         default=None,
@@ -66,21 +69,26 @@ class MetricTable(Table):
     outputs: Part | None = Field(
         default=None,
         description="The part of the model's output to use: a key, an attribute or an index; default: all.",
+        examples=["logits", 0],
     )
     targets: Part | None = Field(
         default=None,
         description="The part of the targets to use or, with model.step, of the batch; default: all.",
+        examples=["labels", 1],
     )
 
 
 class EvaluationTable(Table):
     """Metrics over a second dataset, every sample once; for several datasets a table each: [evaluation.val]."""
 
-    entry: Entry = Field(description="Any callable that returns a map-style dataset.")
+    entry: Entry = Field(
+        description="Any callable that returns a map-style dataset.", examples=["examples.mnist:digits"]
+    )
     args: Annotated[Args, MayRefer()] = Field(
         default={},
         description="Keyword arguments of the callable; a table { entry, args } among them makes an object; "
         "texts may hold ${env:NAME}.",
+        examples=[{"split": "test"}],
     )
     samples: int | None = Field(
         default=None,
@@ -88,18 +96,24 @@ class EvaluationTable(Table):
         le=MOST_SAMPLES,
         description="Measure at most this many samples: always the same, spread at random over the whole set, "
         "depending only on its length; default: all.",
+        examples=[2000],
     )
     every: IntervalText | list[IntervalText] = Field(
-        default="1 epoch", description="Intervals between evaluations; there is always one at the end."
+        default="1 epoch",
+        description="Intervals between evaluations; there is always one at the end.",
+        examples=["1 epoch", ["500 steps", "10 min"]],
     )
     batch_size: int | None = Field(
         default=None,
         ge=1,
         le=10**9,
         description="Samples per forward; default: dataset.micro_batch_size, else 256.",
+        examples=[256],
     )
     collate: Collate | None = Field(
-        default=None, description="Turns a list of samples into a batch; default: dataset.collate."
+        default=None,
+        description="Turns a list of samples into a batch; default: dataset.collate.",
+        examples=["examples.mnist:collate"],
     )
     step: Entry | None = Field(
         default=None,
@@ -112,6 +126,15 @@ class EvaluationTable(Table):
         description="Name to callable(outputs, targets) -> mean over the batch; with model.step, and without a step of "
         "the evaluation's own: callable(model, batch). "
         "Or a class of whole-set metrics such as torchmetrics', or a table { entry, args, over, outputs, targets }.",
+        examples=[
+            {"accuracy": "examples.mnist:accuracy"},
+            {
+                "f1": {
+                    "entry": "torchmetrics.classification:MulticlassF1Score",
+                    "args": {"num_classes": 10},
+                }
+            },
+        ],
     )
     best: Best | None = Field(
         default=None,

@@ -12,10 +12,17 @@ class HookTable(Table):
     """A hook with arguments or an interval."""
 
     entry: Entry = Field(
-        description="Called with a context: step, epoch, model, metrics, log_text, log_image, log_scalar ..."
+        description="Called with a context: step, epoch, model, metrics, log_text, log_image, log_scalar ...",
+        examples=["mine:sample"],
     )
-    args: Args = Field(default={}, description="Keyword arguments of the callable, besides the context.")
-    every: StepsText | None = Field(default=None, description="For on_step: an interval; default: each step.")
+    args: Args = Field(
+        default={},
+        description="Keyword arguments of the callable, besides the context.",
+        examples=[{"length": 200}],
+    )
+    every: StepsText | None = Field(
+        default=None, description="For on_step: an interval; default: each step.", examples=["100 steps"]
+    )
     all_ranks: bool = Field(default=False, description="Every worker calls it; default: rank 0 alone.")
 
 
@@ -23,21 +30,29 @@ class HooksTable(Table):
     """Functions of yours that are called while the job trains; they look, log and change nothing."""
 
     on_start: Entry | HookTable | None = Field(
-        default=None, description="Called when training begins, and each time it resumes after a restart."
+        default=None,
+        description="Called when training begins, and each time it resumes after a restart.",
+        examples=["mine:begin"],
     )
     on_step: Entry | HookTable | None = Field(
         default=None,
         description='Called after each step, or at an interval: { entry = ..., every = "100 steps" }.',
+        examples=[{"entry": "mine:histograms", "every": "100 steps"}],
     )
     on_evaluation: Entry | HookTable | None = Field(
-        default=None, description='Called after each evaluation; its metrics are in context.metrics["eval"].'
+        default=None,
+        description='Called after each evaluation; its metrics are in context.metrics["eval"].',
+        examples=["mine:sample", {"entry": "mine:sample", "args": {"length": 200}}],
     )
     on_snapshot: Entry | HookTable | None = Field(
         default=None,
         description="Called when a snapshot is due, right before it is taken; its name is context.snapshot.",
+        examples=["mine:announce"],
     )
     on_finish: Entry | HookTable | None = Field(
-        default=None, description="Called once training has ended and its last snapshot is committed."
+        default=None,
+        description="Called once training has ended and its last snapshot is committed.",
+        examples=["mine:end"],
     )
 
     def named(self) -> dict[str, HookTable]:

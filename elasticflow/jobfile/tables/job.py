@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any, TypedDict, get_args
 from pydantic import BaseModel, Field, PrivateAttr, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from elasticflow.jobfile.tables.evaluation import Evaluation, EvaluationTable, MetricTable, evaluation_sets
-from elasticflow.jobfile.tables.hooks import HooksTable, HookTable
-from elasticflow.jobfile.tables.kubernetes import KubernetesTable
+from elasticflow.jobfile.tables.evaluation import Evaluation, EvaluationTable, evaluation_sets
+from elasticflow.jobfile.tables.hooks import HooksTable  # noqa: TC001  # pydantic reads the fields' types
+from elasticflow.jobfile.tables.kubernetes import KubernetesTable  # noqa: TC001  # as above
 from elasticflow.jobfile.tables.launching import (
     EnvTable,
-    KeepTable,
     NodesTable,
     RestartsTable,
     ScriptTable,
@@ -20,10 +19,10 @@ from elasticflow.jobfile.tables.launching import (
     TorchrunTable,
 )
 from elasticflow.jobfile.tables.logging import LoggingTable
-from elasticflow.jobfile.tables.notify import NotifyTable
-from elasticflow.jobfile.tables.parallel import ParallelTable
-from elasticflow.jobfile.tables.ray import RayTable  # noqa: TC001  # pydantic reads the fields' types
-from elasticflow.jobfile.tables.slurm import SlurmTable
+from elasticflow.jobfile.tables.notify import NotifyTable  # noqa: TC001  # as above
+from elasticflow.jobfile.tables.parallel import ParallelTable  # noqa: TC001  # as above
+from elasticflow.jobfile.tables.ray import RayTable  # noqa: TC001  # as above
+from elasticflow.jobfile.tables.slurm import SlurmTable  # noqa: TC001  # as above
 from elasticflow.jobfile.tables.training import (
     DatasetTable,
     DdpTable,
@@ -33,46 +32,13 @@ from elasticflow.jobfile.tables.training import (
     OptimizerTable,
     TrainTable,
 )
-from elasticflow.jobfile.tables.types import MOST_NODES, MOST_SAMPLES, Args, Name, Table
+from elasticflow.jobfile.tables.types import Name, Table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from elasticflow.jobfile.diagnostics.positions import KeyPath
     from elasticflow.jobfile.tables.types import TextWithSecrets
-
-__all__ = [
-    "MOST_NODES",
-    "MOST_SAMPLES",
-    "Args",
-    "DatasetTable",
-    "DdpTable",
-    "EnvTable",
-    "EvaluationTable",
-    "HookTable",
-    "HooksTable",
-    "Job",
-    "JobTable",
-    "KeepTable",
-    "KubernetesTable",
-    "LoggingTable",
-    "LrSchedulerTable",
-    "MatrixTable",
-    "MetricTable",
-    "ModelTable",
-    "NodesTable",
-    "NotifyTable",
-    "OptimizerTable",
-    "ParallelTable",
-    "RestartsTable",
-    "ScriptTable",
-    "SlurmTable",
-    "SnapshotsTable",
-    "Table",
-    "TorchrunTable",
-    "TrainTable",
-    "ValidTables",
-]
 
 
 class MatrixTable(Table):

@@ -111,7 +111,7 @@ def _device_type(text: str) -> str:
 class VariableTable(Table):
     """A variable that is declared secret or not."""
 
-    value: VariableText = Field(description="Its value; may hold ${env:NAME}.")
+    value: VariableText = Field(description="Its value; may hold ${env:NAME}.", examples=["${env:LICENSE}"])
     secret: bool = Field(
         default=True,
         description="Keep its value out of every record and all output; names with token, key, password and the like "
@@ -199,23 +199,32 @@ class ScriptTable(Table):
     """A training script of your own, started as by torchrun; instead of [model], [optimizer], [dataset] and [train]."""
 
     entry: ScriptFile | None = Field(
-        default=None, description="The script, relative to the project root, which is its working folder."
+        default=None,
+        description="The script, relative to the project root, which is its working folder.",
+        examples=["train.py"],
     )
     module: ModuleName | None = Field(
-        default=None, description="Instead of a file: the module that `python -m` would run."
+        default=None,
+        description="Instead of a file: the module that `python -m` would run.",
+        examples=["pkg.train"],
     )
     args: list[Argument] = Field(
-        default=[], max_length=1000, description="Arguments of the script, passed unchanged."
+        default=[],
+        max_length=1000,
+        description="Arguments of the script, passed unchanged.",
+        examples=[["--lr=0.1", "--epochs=3"]],
     )
     preload: list[ModuleName] = Field(
         default=[],
         max_length=1000,
         description="Modules to import once for all workers and restarts; torch always is.",
+        examples=[["torchvision", "pkg.models"]],
     )
     silence: DurationText | None = Field(
         default=None,
         description="Workers that print nothing for this long count as hung: a failure. Without it nothing counts as "
         "a hang until the script calls `elasticflow.join`.",
+        examples=["20 min"],
     )
 
     @property
@@ -233,10 +242,12 @@ class ScriptTable(Table):
 class NodesTable(Table):
     """The range of nodes the job may run on."""
 
-    min: int = Field(default=1, ge=1, le=MOST_NODES, description="Minimum number of nodes.")
-    max: int = Field(default=1, ge=1, le=MOST_NODES, description="Maximum number of nodes.")
+    min: int = Field(default=1, ge=1, le=MOST_NODES, description="Minimum number of nodes.", examples=[1])
+    max: int = Field(default=1, ge=1, le=MOST_NODES, description="Maximum number of nodes.", examples=[4])
     nproc_per_node: Literal["auto", "gpu", "cpu"] | Annotated[int, Field(ge=1, le=1024)] = Field(
-        default="auto", description="Workers per node; auto: one per GPU, else one per core."
+        default="auto",
+        description="Workers per node; auto: one per GPU, else one per core.",
+        examples=["auto", "gpu", 8],
     )
     device: DeviceType = Field(
         default="auto",
@@ -289,6 +300,7 @@ class RestartsTable(Table):
         ge=0,
         le=10**6,
         description="Failures in one window; resizes, drains and preemptions are free.",
+        examples=[5],
     )
     refill: ProgressText | None = Field(
         default=None,
@@ -309,19 +321,26 @@ class RestartsTable(Table):
 class KeepTable(Table):
     """Retention of snapshots."""
 
-    last: int = Field(default=3, ge=1, le=10**6, description="Keep this many of the newest snapshots.")
+    last: int = Field(
+        default=3, ge=1, le=10**6, description="Keep this many of the newest snapshots.", examples=[3]
+    )
     best: int | None = Field(
         default=None,
         ge=1,
         le=10**6,
         description="Keep this many of the best snapshots by evaluation.best; of equal ones the newest. A snapshot "
         "is taken at each new best value.",
+        examples=[1],
     )
     every: IntervalText | None = Field(
-        default=None, description='Keep a snapshot at each interval: "5000 steps", "1 epoch", "6 h".'
+        default=None,
+        description='Keep a snapshot at each interval: "5000 steps", "1 epoch", "6 h".',
+        examples=["5000 steps", "1 epoch", "6 h"],
     )
     within: DurationText | None = Field(
-        default=None, description="Keep snapshots that are at most this much older than the newest."
+        default=None,
+        description="Keep snapshots that are at most this much older than the newest.",
+        examples=["2 h"],
     )
 
 
@@ -332,28 +351,35 @@ class SnapshotsTable(Table):
         default=None,
         min_length=1,
         description="Any fsspec URL or path; default: the run folder. May hold ${env:NAME} and ${job.name}.",
+        examples=["s3://bucket/mnist", "/scratch/snapshots"],
     )
     every: IntervalText | list[IntervalText] = Field(
         default=["10 min", "1 epoch"],
         description="A snapshot at any of these; always one at the end and on drain.",
+        examples=["10 min", ["500 steps", "10 min"]],
     )
     memory: IntervalText | Literal["auto", "off", False] = Field(
         default="auto",
         description='Also hold the state in the node\'s memory, for workers that take the place of dead ones: "auto" as '
         "often as it takes 2 % of the time at most, where the memory is there; or at this interval; or not. What is held ends "
         "with the launch.",
+        examples=["auto", "1 step", "off"],
     )
     staging_limit: SizeText | None = Field(
         default=None, description="Maximum memory of each node for snapshots; default: as much as is free."
     )
-    keep: KeepTable = Field(default=KeepTable(), description="Retention of snapshots.")
+    keep: KeepTable = Field(
+        default=KeepTable(), description="Retention of snapshots.", examples=[{"last": 3, "best": 1}]
+    )
     include: dict[IncludedName, Entry] = Field(
         default={},
         description="Objects of your modules, by name, whose state_dict() belongs to a snapshot.",
+        examples=[{"vocabulary": "examples.text:vocabulary"}],
     )
     ignore: list[StatePath] = Field(
         default=[],
         description="State that no snapshot holds and no step depends on, by the names in the refusal.",
+        examples=[["optimizer.last_norm"]],
     )
     integrity: Integrity = Field(
         default="crc32", description="Digest of every file, taken while it is written and checked on load."
@@ -362,6 +388,7 @@ class SnapshotsTable(Table):
     options: Annotated[Args, MayRefer()] = Field(
         default={},
         description='For the file system; secrets come from the environment: secret = "${env:NAME}".',
+        examples=[{"anon": True}],
     )
 
     def settings(self, best_mode: BestMode | None = None) -> SnapshotSettings:
@@ -388,23 +415,32 @@ class TorchrunTable(Table):
     rdzv_conf: dict[ConfKey, ConfText | int | float | bool] = Field(
         default={},
         description="Extra rendezvous configuration; is_host = false: `elasticflow rendezvous serve` serves the endpoint.",
+        examples=[{"is_host": False}],
     )
     start_method: Literal["fork", "spawn"] = Field(
         default="fork", description="Start of workers by `elasticflow run`; fork: from a warm server."
     )
     monitor_interval: float = Field(
-        default=0.1, gt=0, le=60, description="Seconds between torchrun's checks of its workers."
+        default=0.1,
+        gt=0,
+        le=60,
+        description="Seconds between torchrun's checks of its workers.",
+        examples=[0.1],
     )
     tee: Streams | None = Field(default=None, description="torchrun --tee.")
     redirects: Streams | None = Field(default=None, description="torchrun --redirects.")
     local_ranks_filter: LocalRanks | None = Field(
-        default=None, description="torchrun --local-ranks-filter: local ranks whose lines are shown."
+        default=None,
+        description="torchrun --local-ranks-filter: local ranks whose lines are shown.",
+        examples=["0"],
     )
     numa_binding: Literal["node", "socket", "exclusive", "core-complex"] | None = Field(
         default=None, description="torchrun --numa-binding."
     )
     log_dir: Annotated[LogFolder | None, MayRefer()] = Field(
-        default=None, description="torchrun --log-dir; may hold ${env:NAME} and ${job.name}."
+        default=None,
+        description="torchrun --log-dir; may hold ${env:NAME} and ${job.name}.",
+        examples=["logs"],
     )
 
     @property

@@ -178,11 +178,13 @@ class LoggingTable(Table):
         gt=0,
         allow_inf_nan=False,
         description="Peak FLOP/s of one device, for MFU; default: by the name of a known GPU.",
+        examples=[989.5e12],
     )
     sinks: list[SinkName] = Field(
         default=[],
         description="Destinations of metrics, events and logged values of hooks, besides the run folder; a process "
         "beside the supervisor sends them.",
+        examples=[["tensorboard"]],
     )
     tensorboard: TensorBoardTable | None = Field(
         default=None, description="Options of the sink tensorboard.", examples=[{"folder": "tensorboard"}]

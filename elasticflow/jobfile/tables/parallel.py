@@ -16,12 +16,14 @@ class ParallelTable(Table):
 
     shard: Literal["node", "all"] | Annotated[int, Field(ge=1, le=MOST_DEGREE)] = Field(
         description="Workers that hold one copy of the model together: a number, those of each node, or all of them. It must divide the "
-        "number of workers; where a copy spans nodes, nodes beyond the largest number that it divides wait as spares."
+        "number of workers; where a copy spans nodes, nodes beyond the largest number that it divides wait as spares.",
+        examples=[2, "node", "all"],
     )
     wrap: list[Entry] = Field(
         default=[],
         description="Classes of modules that are gathered and freed as a whole, such as the blocks of a transformer; default: the elements "
         "of the model's longest ModuleList.",
+        examples=[["gpt:Block"]],
     )
     reshard_after_forward: bool = Field(
         default=True,

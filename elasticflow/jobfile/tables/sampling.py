@@ -40,16 +40,19 @@ class SamplerTable(Table):
         default=None,
         description="A number for each sample, which is drawn with replacement in proportion to it. A column or an "
         "attribute of the dataset, or a function called once with it.",
+        examples=["weight", "examples.mnist:weights"],
     )
     balance_by: SampleValues | None = Field(
         default=None,
         description="The class of each sample: drawn with replacement, each class as often as any other. "
         "A column or an attribute of the dataset, or a function called once with it.",
+        examples=["label", "targets"],
     )
     bucket_by: SampleValues | None = Field(
         default=None,
         description="The length of each sample: batches of similar length, in a shuffled order, each sample once per "
         "epoch. A column or an attribute of the dataset, or a function called once with it.",
+        examples=["length", "texts:lengths"],
     )
     temperature: float | None = Field(
         default=None,
@@ -57,12 +60,14 @@ class SamplerTable(Table):
         le=1000,
         description="Of [[dataset.mix]]: each set's share is its size to the power of 1 / temperature: 1 draws by "
         "size, a higher value raises the shares of small sets.",
+        examples=[2.0],
     )
     draws: int | None = Field(
         default=None,
         ge=1,
         le=MOST_SAMPLES,
         description="Draws in an epoch, with weights or balance_by; default: the number of samples.",
+        examples=[100_000],
     )
 
     @property
@@ -102,14 +107,18 @@ class SamplerTable(Table):
 class MixTable(Table):
     """One of several training sets."""
 
-    entry: Entry = Field(description="Any callable that returns a map-style dataset.")
+    entry: Entry = Field(
+        description="Any callable that returns a map-style dataset.", examples=["texts:Books"]
+    )
     args: Args = Field(
         default={},
         description="Keyword arguments of the callable; a table { entry, args } among them makes an object; texts may hold ${env:NAME}.",
+        examples=[{"split": "train"}],
     )
     weight: float | None = Field(
         default=None,
         gt=0,
         le=10**9,
         description="The set's share of all samples drawn, relative to the other sets' weights; default: by size.",
+        examples=[0.7],
     )

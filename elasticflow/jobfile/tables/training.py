@@ -53,12 +53,19 @@ MetricOfSet = Annotated[
 class JobTable(Table):
     """Name and seed of the job."""
 
-    name: Name = Field(description="Name of the job; its runs lie in runs/<name>/.")
+    name: Name = Field(description="Name of the job; its runs lie in runs/<name>/.", examples=["mnist"])
     seed: int = Field(
-        default=0, ge=0, le=2**63 - 1, description="Seed of the data order and of every random stream."
+        default=0,
+        ge=0,
+        le=2**63 - 1,
+        description="Seed of the data order and of every random stream.",
+        examples=[1234],
     )
     path: list[str] = Field(
-        default=["."], min_length=1, description="Folders of the job's modules, relative to the project root."
+        default=["."],
+        min_length=1,
+        description="Folders of the job's modules, relative to the project root.",
+        examples=[["."], [".", "src"]],
     )
 
 
@@ -66,9 +73,11 @@ class ModelTable(Table):
     """The model and its training step."""
 
     entry: Entry = Field(description="Any callable that returns an nn.Module.")
-    args: Args = Field(default={}, description=_ARGS_FROM_DATA)
+    args: Args = Field(default={}, description=_ARGS_FROM_DATA, examples=[{"width": 32}])
     loss: Entry | None = Field(
-        default=None, description="Called as loss(model(inputs), targets) on batches of (inputs, targets)."
+        default=None,
+        description="Called as loss(model(inputs), targets) on batches of (inputs, targets).",
+        examples=["torch.nn.functional:cross_entropy"],
     )
     step: Entry | None = Field(
         default=None,
@@ -76,22 +85,26 @@ class ModelTable(Table):
         "(loss_sum, count) or a dict with `loss`, `count` and scalars to log. A step that takes (model, "
         "batch, optimizers), or a method that takes (batch, optimizers), steps the optimizers itself, "
         "and returns the loss to report.",
+        examples=["examples.mnist:training_step"],
     )
     loss_count: Entry | None = Field(
         default=None,
         description="Called as loss_count(batch): the number of items that the loss is a mean over, such as tokens "
         "without padding; default: the samples.",
+        examples=["tokens:num_targets"],
     )
     flops_per_sample: float | None = Field(
         default=None,
         gt=0,
         allow_inf_nan=False,
         description="Floating-point operations of training on one sample, forward and backward; MFU is logged then.",
+        examples=[1.2e9],
     )
     weights: Annotated[str | None, MayRefer()] = Field(
         default=None,
         description="Weights to start from: a safetensors file, its index, or a folder saved by transformers; may "
         "hold ${env:NAME}.",
+        examples=["base.safetensors", "models/llama"],
     )
 
     @model_validator(mode="after")
@@ -121,18 +134,27 @@ class GroupTable(Table):
     match: Glob | list[Glob] | None = Field(
         default=None,
         description="Takes parameters by name: a glob, or several of which one must match; * also matches dots.",
+        examples=["*.bias", ["*.bias", "*norm*"]],
     )
     ndim: Ndim | list[Ndim] | None = Field(
         default=None,
         description="Takes parameters by their number of dimensions, or several: [0, 1] are biases, norms and scalars.",
+        examples=[1, [0, 1]],
     )
     module: Entry | list[Entry] | None = Field(
         default=None,
         description="Takes the parameters of modules of this class, or several classes, and of their submodules.",
+        examples=["torch.nn:LayerNorm", ["torch.nn:LayerNorm", "torch.nn:Embedding"]],
     )
-    args: Args = Field(default={}, description="Options that win over optimizer.args for these parameters.")
+    args: Args = Field(
+        default={},
+        description="Options that win over optimizer.args for these parameters.",
+        examples=[{"weight_decay": 0.0}],
+    )
     name: GroupName | None = Field(
-        default=None, description="Name of the group where rates are logged; default: its selector."
+        default=None,
+        description="Name of the group where rates are logged; default: its selector.",
+        examples=["no decay"],
     )
 
     @property
@@ -157,24 +179,31 @@ class OptimizerTable(Table):
 
     entry: Entry = Field(
         description="Called with the parameters, with the model if its first parameter is named `model`, or on the "
-        "model if it is a method of its class; may return several in a dict, for a step that steps them."
+        "model if it is a method of its class; may return several in a dict, for a step that steps them.",
+        examples=["torch.optim:AdamW"],
     )
-    args: Args = Field(default={}, description=_ARGS_FROM_DATA)
+    args: Args = Field(default={}, description=_ARGS_FROM_DATA, examples=[{"lr": 1e-3}])
     clip_grad_norm: float | None = Field(
-        default=None, gt=0, description="Clip the gradient of the global batch to this norm."
+        default=None,
+        gt=0,
+        description="Clip the gradient of the global batch to this norm.",
+        examples=[1.0],
     )
     groups: list[GroupTable] = Field(
         default=[],
         description="Groups of parameters with options of their own, such as no weight decay for biases and norms; "
         "the first group that fits a parameter takes it; the other parameters use args.",
+        examples=[[{"ndim": [0, 1], "args": {"weight_decay": 0.0}}]],
     )
 
 
 class LrSchedulerTable(Table):
     """The learning-rate schedule."""
 
-    entry: Entry = Field(description="Called with the optimizer.")
-    args: Args = Field(default={}, description=_ARGS_FROM_DATA)
+    entry: Entry = Field(
+        description="Called with the optimizer.", examples=["torch.optim.lr_scheduler:CosineAnnealingLR"]
+    )
+    args: Args = Field(default={}, description=_ARGS_FROM_DATA, examples=[{"T_max": 1000}])
     interval: Literal["step", "epoch", "evaluation"] = Field(
         default="step",
         description="The schedule advances after each step or epoch, or after each evaluation that measures `metric`.",
@@ -192,11 +221,15 @@ class DatasetTable(Table):
     entry: Entry | None = Field(
         default=None,
         description="Any callable that returns a map-style dataset; with `shards`, the samples of one shard in order.",
+        examples=["examples.mnist:digits"],
     )
-    args: Annotated[Args, MayRefer()] = Field(default={}, description=_ARGS_AND_REFERENCES)
+    args: Annotated[Args, MayRefer()] = Field(
+        default={}, description=_ARGS_AND_REFERENCES, examples=[{"split": "train"}]
+    )
     mix: Annotated[list[MixTable], MayRefer()] = Field(
         default=[],
         description="Several sets instead of one, drawn in proportion to their weights, each in epochs of its own.",
+        examples=[[{"entry": "texts:Books", "weight": 0.7}, {"entry": "texts:Code", "weight": 0.3}]],
     )
     shards: int | None = Field(
         default=None,
@@ -204,33 +237,51 @@ class DatasetTable(Table):
         le=MOST_NODES,
         description="For data that can only be read in order: the callable also gets `shard` and `shards`, and is "
         "called for each shard.",
+        examples=[16],
     )
     prepare: Entry | None = Field(
-        default=None, description="Called without arguments once per node before the dataset is opened."
+        default=None,
+        description="Called without arguments once per node before the dataset is opened.",
+        examples=["examples.mnist:download"],
     )
     collate: Collate | None = Field(
         default=None,
         description="Turns a list of samples into a batch: a function, or { entry, args } for an object, such as "
         "transformers' collators; default: torch's.",
+        examples=[
+            "examples.mnist:collate",
+            {"entry": "examples.texts:padded", "args": {"padding": 0}, "partial": True},
+        ],
     )
     samples: int | None = Field(
         default=None,
         ge=1,
         le=MOST_SAMPLES,
         description="Length of the dataset, for `plan`; checked when the run starts.",
+        examples=[60_000],
     )
     sampler: SamplerTable | None = Field(
         default=None,
         description="Order of samples: by weights, balanced by class, or in batches of similar length; default: each "
         "once per epoch, shuffled.",
+        examples=[{"balance_by": "label"}, {"bucket_by": "texts:lengths"}],
     )
     global_batch_size: int = Field(
-        ge=1, le=10**9, description="Samples per optimizer step, the same at every node count."
+        ge=1,
+        le=10**9,
+        description="Samples per optimizer step, the same at every node count.",
+        examples=[256],
     )
     micro_batch_size: int | None = Field(
-        default=None, ge=1, le=10**9, description="Maximum number of samples of a worker in one forward."
+        default=None,
+        ge=1,
+        le=10**9,
+        description="Maximum number of samples of a worker in one forward.",
+        examples=[64],
     )
-    num_workers: int = Field(default=0, ge=0, le=1024, description="Loader processes of each worker.")
+    num_workers: int = Field(
+        default=0, ge=0, le=1024, description="Loader processes of each worker.", examples=[2]
+    )
     tail: Literal["spill", "short", "drop"] = Field(
         default="spill",
         description="The last samples of an epoch, which fill no batch: begin the next epoch's first batch, make a "
@@ -247,8 +298,10 @@ class DatasetTable(Table):
 class TrainTable(Table):
     """Length and manner of training."""
 
-    epochs: int | None = Field(default=None, ge=1, le=10**9, description="Passes over the dataset.")
-    steps: int | None = Field(default=None, ge=1, le=10**12, description="Optimizer steps.")
+    epochs: int | None = Field(
+        default=None, ge=1, le=10**9, description="Passes over the dataset.", examples=[5]
+    )
+    steps: int | None = Field(default=None, ge=1, le=10**12, description="Optimizer steps.", examples=[2000])
     precision: Literal["fp32", "bf16", "fp16"] = Field(
         default="fp32", description="bf16: autocast; fp16: autocast with gradient scaling."
     )
@@ -270,18 +323,21 @@ class TrainTable(Table):
         default=False,
         description="Compute activations again in the backward pass instead of keeping them: less memory, more time, the same "
         "bits. true: models of transformers and timm; else globs of module names, each computed again as a whole.",
+        examples=[True, ["blocks.*"]],
     )
     ema: float | None = Field(
         default=None,
         gt=0,
         lt=1,
         description="Keep an exponential moving average of the weights with this decay.",
+        examples=[0.999],
     )
     threads: int | None = Field(
         default=None,
         ge=1,
         le=1024,
         description="CPU threads per worker; default: the node's cores shared out.",
+        examples=[1],
     )
     on_nonfinite: Literal["stop", "skip"] = Field(
         default="stop", description="On a loss that is not finite: end the run, or leave the step out."
@@ -290,18 +346,24 @@ class TrainTable(Table):
         default="batch", description="exact: bitwise the same weights at any world size."
     )
     virtual_shards: int | None = Field(
-        default=None, ge=1, le=MOST_NODES, description="exact only; at least the largest world size."
+        default=None,
+        ge=1,
+        le=MOST_NODES,
+        description="exact only; at least the largest world size.",
+        examples=[8],
     )
     compare_replicas: StepsText | Literal["never"] = Field(
         default="1000 steps",
         description="Interval of comparisons of the workers' parameters, besides those before each snapshot: they "
         "find a corrupted worker.",
+        examples=["1000 steps", "never"],
     )
 
     time_limit: DurationText | None = Field(
         default=None,
         description="A launch ends after this time, with a snapshot, as on SIGTERM (exit code 75); the same command "
         "resumes the run.",
+        examples=["23.5 h", "30 min"],
     )
 
     stop_when: StopWhenText | None = Field(
@@ -326,7 +388,11 @@ class DdpTable(Table):
     )
     sync_batchnorm: bool = Field(default=False, description="Replace BatchNorm by SyncBatchNorm (CUDA only).")
     bucket_cap_mb: int | None = Field(
-        default=None, ge=1, le=100_000, description="Size of a gradient bucket in MiB."
+        default=None,
+        ge=1,
+        le=100_000,
+        description="Size of a gradient bucket in MiB.",
+        examples=[25],
     )
     gradient_as_bucket_view: bool = Field(
         default=False, description="Gradients are views of the buckets: saves their memory."

@@ -189,12 +189,22 @@ class CollateTable(Table):
 
     entry: Entry = Field(
         description="Called with args; the result makes a batch from a list of samples, as transformers' collators "
-        "do."
+        "do.",
+        examples=["transformers:DataCollatorWithPadding", "examples.texts:padded"],
     )
     args: Args = Field(
         default={},
         description="Keyword arguments; a table { entry, args } among them makes an object, such as a tokenizer; "
         '"${dataset.NAME}" is an attribute of the training data.',
+        examples=[
+            {
+                "tokenizer": {
+                    "entry": "transformers:AutoTokenizer.from_pretrained",
+                    "args": {"pretrained_model_name_or_path": "models/bert"},
+                }
+            },
+            {"padding": 0},
+        ],
     )
     partial: bool = Field(
         default=False,

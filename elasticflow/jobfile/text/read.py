@@ -35,7 +35,6 @@ def read_text(path: Path, name: str, instead: bytes | None = None) -> str:
     Raises:
         UnreadableError: the file does not exist, is not regular, not readable, too large or not UTF-8.
     """
-    name = _printable(name)
     try:
         if instead is None and not path.is_file():
             raise UnreadableError(_missing(path, name))
@@ -72,7 +71,7 @@ def _missing(path: Path, name: str) -> Diagnostic:
     if set(name) & set("*?["):
         remedy = "no file matches the pattern, so the shell passed it on as it stands"
     elif not folder.is_dir():
-        remedy = f"the folder {_printable(str(folder))} does not exist either"
+        remedy = f"the folder {folder} does not exist either"
     return Diagnostic(codes.NO_FILE, "error", f"no such file: {name}", name, help=remedy)
 
 
@@ -83,10 +82,6 @@ def near_files(path: Path) -> list[str]:
     except (OSError, ValueError):
         return []
     return [names[stem] for stem in nearest(path.stem, names.keys() - {"pyproject"})]
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def parse_toml(text: str, name: str) -> TomlTable:

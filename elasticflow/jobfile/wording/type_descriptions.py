@@ -11,7 +11,6 @@ from pydantic import BaseModel
 
 from elasticflow.jobfile.diagnostics.toml_literals import to_toml
 from elasticflow.jobfile.tables.job import Job
-from elasticflow.jobfile.tables.json_schema import EXAMPLES
 from elasticflow.jobfile.tables.types import ONE_OF, Description
 
 if TYPE_CHECKING:
@@ -121,7 +120,7 @@ def example(path: KeyPath) -> str:
     assert table is not None
     field = table.model_fields[key]
     marks = [values for mark in field.metadata if (values := getattr(mark, "examples", None))]
-    [value, *_] = EXAMPLES.get(table.__name__, {}).get(key) or field.examples or marks[0]
+    [value, *_] = field.examples or marks[0]
     return f"{key} = {to_toml(value)}"
 
 

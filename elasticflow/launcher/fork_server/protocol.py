@@ -142,9 +142,7 @@ class Exited:
 
 
 Message = Setup | Spawn | Prepare | Importing | Ready | Started | Exited | StandbyReady | StandbyEnded
-MESSAGES: MessageCodec[Message] = MessageCodec(
-    "kind", {message_class.__name__: message_class for message_class in get_args(Message)}
-)
+MESSAGES: MessageCodec[Message] = MessageCodec(*get_args(Message))
 
 
 class MessageChannel:

@@ -351,9 +351,5 @@ ToWorker = (
 )
 
 
-def _codec(message_classes: tuple[type[Any], ...]) -> MessageCodec[Any]:
-    return MessageCodec("type", {message_class.__name__: message_class for message_class in message_classes})
-
-
-TO_WRITER: MessageCodec[ToWriter] = _codec(get_args(ToWriter))
-TO_WORKER: MessageCodec[ToWorker] = _codec(get_args(ToWorker))
+TO_WRITER: MessageCodec[ToWriter] = MessageCodec(*get_args(ToWriter))
+TO_WORKER: MessageCodec[ToWorker] = MessageCodec(*get_args(ToWorker))

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from elasticflow.protocol.snapshot_settings import Keep
+    from elasticflow.snapshots.format.manifest import Manifest
 
 # Attribute of a `HasPosition`, by the unit of an interval.
 _FIELDS = {"step": "step", "epoch": "epoch", "sample": "samples"}
@@ -39,38 +40,6 @@ class HasPosition(Protocol):
     @property
     def samples(self) -> int:
         """Samples consumed."""
-
-
-class RetainableSnapshot(HasPosition, Protocol):
-    """A committed snapshot, as far as retention needs it; `Manifest` is one."""
-
-    @property
-    def name(self) -> str:
-        """Unique name."""
-
-    @property
-    def generation(self) -> int:
-        """Generation that took it."""
-
-    @property
-    def metric(self) -> float | None:
-        """Value `keep.best` ranks by."""
-
-    @property
-    def measured_by(self) -> tuple[str | None, ...]:
-        """Identity, code and data of *metric*; only metrics with equal ones compare. None equals any."""
-
-    @property
-    def created(self) -> float:
-        """Unix time of the commit."""
-
-    @property
-    def parent(self) -> str | None:
-        """Name of the snapshot its generation was restored from."""
-
-    @property
-    def borrowed_from(self) -> frozenset[str]:
-        """Names of the snapshots it borrows files from."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +130,7 @@ class BoundedShare:
 
 
 def reasons(
-    snapshots: Iterable[RetainableSnapshot],
+    snapshots: Iterable[Manifest],
     rules: Keep,
     *,
     pinned: Collection[str] = (),
@@ -209,7 +178,7 @@ def _add_owners(staying: dict[str, set[str]], borrowed_from: Mapping[str, Collec
                 staying.setdefault(owner, set()).add("borrowed")
 
 
-def _recent(newest_first: list[RetainableSnapshot], within: str | None) -> set[str]:
+def _recent(newest_first: list[Manifest], within: str | None) -> set[str]:
     """Return the snapshots within that time before the newest; no clock is read, so a job that rested loses none.
 
     A snapshot that seems younger than a later one was taken before the clock was set back: it counts as of that age.
@@ -221,7 +190,7 @@ def _recent(newest_first: list[RetainableSnapshot], within: str | None) -> set[s
     return {snapshot.name for snapshot, at in zip(newest_first, created, strict=True) if at >= oldest}
 
 
-def _best(newest_first: list[RetainableSnapshot], rules: Keep) -> set[str]:
+def _best(newest_first: list[Manifest], rules: Keep) -> set[str]:
     if not rules.best or rules.best_mode is None:
         return set()
     sign = -1.0 if rules.best_mode == "max" else 1.0
@@ -231,7 +200,7 @@ def _best(newest_first: list[RetainableSnapshot], rules: Keep) -> set[str]:
     return {name for _, name in ranked[: rules.best]}
 
 
-def _is_measured_like(one: RetainableSnapshot, other: RetainableSnapshot) -> bool:
+def _is_measured_like(one: Manifest, other: Manifest) -> bool:
     """Return whether two metrics can be compared: the same measure, by the same code, on the same data."""
     return all(
         now is None or then is None or now == then
@@ -239,7 +208,7 @@ def _is_measured_like(one: RetainableSnapshot, other: RetainableSnapshot) -> boo
     )
 
 
-def _milestones(newest_first: list[RetainableSnapshot], every: str | None) -> set[str]:
+def _milestones(newest_first: list[Manifest], every: str | None) -> set[str]:
     if every is None:
         return set()
     interval = parse_interval(every)

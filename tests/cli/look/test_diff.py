@@ -58,7 +58,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def _launched(project: Path, run_id: str, *overrides: str) -> RunFolder:
     """Return a run whose launch folder is written and whose workers have reported."""
     loaded = require_job(project / "small.toml", overrides)
-    assert loaded.job is not None
     folder = RunFolder.of(project, "small", run_id)
     plan = plan_job(loaded.job, project_root=project, job_files=loaded.files)
     made = Made(loaded.job, origins_now(loaded.job, project, plan.job_files, run_id))

@@ -131,7 +131,6 @@ def test_a_script_without_steps_is_refused_at_once(training: Run) -> None:
     training.folder.metrics.unlink(missing_ok=True)
     (root / "train.py").write_text("import torch\n")
     loaded = require_job(root / "job.toml", ())
-    assert loaded.job is not None
     compile_job(loaded.job, loaded.files, loaded.project_root, (), None).write(launch, force=True)
 
     code, _, err = training.profile()

@@ -421,7 +421,6 @@ def test_relative_places_start_at_the_project_root() -> None:
 def test_entry_point_of_the_example_is_short() -> None:
     """What a newcomer reads first."""
     loaded = require_job(ROOT / "jobs" / "mnist.toml")
-    assert loaded.job is not None
     assert len(_rendered(loaded.job).splitlines()) <= 150
 
 

@@ -82,7 +82,6 @@ def test_all_features_of_the_template_run_together_and_once(forked: ForkedProgra
     (tmp_path / "pyproject.toml").write_text("")
     (tmp_path / "job.toml").write_text(JOB)
     loaded = require_job(tmp_path / "job.toml")
-    assert loaded.job is not None
     compile_job(loaded.job, loaded.files, loaded.project_root).write(tmp_path / "out")
     assert "training.finished" in run_by_hand(forked, tmp_path / "out")
     newest = Catalog(Storage(str(tmp_path / "shared")), "by-hand/").newest()

@@ -30,7 +30,6 @@ def made(case: str) -> dict[str, str]:
 
     folder = HERE / case
     loaded = require_job(folder / "job.toml")
-    assert loaded.job is not None
     plan = plan_job(loaded.job, project_root=loaded.project_root, job_files=loaded.files)
     files = launch_files(plan, loaded.job, folder, project_root=loaded.project_root)
     return {name: files[name] for name in FILES}

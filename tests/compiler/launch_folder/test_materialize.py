@@ -210,7 +210,6 @@ def test_compile_job_from_file_to_folder(tmp_path: Path) -> None:
     )
     overrides = ("train.epochs=7",)
     loaded = require_job(tmp_path / "job.toml", overrides)
-    assert loaded.job is not None
     compiled = compile_job(loaded.job, loaded.files, loaded.project_root, overrides)
     compiled.write(tmp_path / "out")
     text = (tmp_path / "out" / "train.py").read_text()

@@ -58,7 +58,7 @@ def test_axes_multiply_and_named_cases_follow(written: Callable[[str], Path]) ->
     cases = require_cases(written(SWEEP))
     assert ["lr0.001-seed1", "lr0.001-seed2", "lr0.003-seed1", "wide"] == [each.case for each in cases]
     assert has_matrix(written(SWEEP))
-    jobs = [each.job for each in cases if each.job is not None]
+    jobs = [each.job for each in cases]
     assert ["shop-lr0.001-seed1", "shop-lr0.001-seed2", "shop-lr0.003-seed1", "shop-wide"] == [
         job.job.name for job in jobs
     ]
@@ -147,9 +147,7 @@ def test_a_base_may_have_the_matrix(written: Callable[[str], Path]) -> None:
     sweep = written(SWEEP)
     path = sweep.with_name("fast.toml")
     path.write_text('extends = "sweep.toml"\n[train]\nepochs = 1\n[matrix.axes]\njob.seed = [1]\n', "utf-8")
-    epochs = {
-        each.case: each.job and each.job.train.epochs for each in require_cases(path, ["matrix.exclude="])
-    }
+    epochs = {each.case: each.job.train.epochs for each in require_cases(path, ["matrix.exclude="])}
     assert {"lr0.001-seed1": 1, "lr0.003-seed1": 1, "wide": 7} == epochs
 
 
@@ -226,7 +224,7 @@ def test_cases_share_what_was_found_out(written: Callable[[str], Path]) -> None:
     """A table that two cases have alike is one object; equal numbers of other types are not alike."""
     path = written("[matrix.axes]\njob.seed = [1, 2]\n[matrix.cases.a]\nmodel.args.width = 1\n"
                    "[matrix.cases.b]\nmodel.args.width = 1.0\n[matrix.cases.c]\nmodel.args.width = true\n")  # fmt: skip
-    jobs = [each.job for each in require_cases(path) if each.job is not None]
+    jobs = [each.job for each in require_cases(path)]
     assert jobs[0].model is jobs[1].model
     assert jobs[0].ddp is jobs[1].ddp
     assert ["1", "1.0", "True"] == [repr(job.model.args["width"]) for job in jobs[2:]]

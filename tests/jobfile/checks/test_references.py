@@ -75,7 +75,7 @@ def test_references_know_the_case(written: Callable[[str], Path]) -> None:
     path = written(
         '[snapshots]\nuri = "s3://b/${matrix.case}/${job.name}/${job.seed}"\n[matrix.axes]\njob.seed = [1, 2]\n'
     )
-    jobs = [each.job for each in require_cases(path) if each.job is not None]
+    jobs = [each.job for each in require_cases(path)]
     assert ["s3://b/seed1/shop-seed1/1", "s3://b/seed2/shop-seed2/2"] == [job.snapshots.uri for job in jobs]
 
 
@@ -95,7 +95,6 @@ def test_a_variable_that_is_not_set_is_an_error_only_where_it_is_needed(
     path = written('[nodes]\nmax = 2\nendpoint = "${env:HEAD}:1"\n[snapshots]\nuri = "${env:WHERE}"\n')
     monkeypatch.setenv("HEAD", "not looked at")
     loaded = load_job(path)
-    assert loaded.job is not None
     assert ["note", "note"] == [each.severity for each in loaded.diagnostics if each.code == codes.NOT_SET]
     assert {"note"} == {each.severity for each in loaded.diagnostics}
     with pytest.raises(JobRefusedError) as caught:
@@ -161,7 +160,6 @@ def test_secret_variables_reach_the_workers_and_no_record(written: Callable[[str
     path = written(VARIABLES_OF_WORKERS)
     environment = {"HOME": "/home/me", "PLAIN": PASSWORD}
     loaded = require_job(path, environment=environment)
-    assert loaded.job is not None
     plan = plan_job(loaded.job, project_root=loaded.project_root, job_files=loaded.files)
     assert plan.env == {
         "HF_HOME": "/home/me/hf",
@@ -234,7 +232,6 @@ def test_a_value_from_the_environment_is_part_of_the_job(written: Callable[[str]
     """With another value it is another job, which resuming with a run tells; the text in `sources` is as written."""
     path = written('[dataset]\nargs = { split = "train", root = "${env:ROOT}" }\n')
     loaded = require_job(path, environment={"ROOT": "/data"})
-    assert loaded.job is not None
     plan = plan_job(loaded.job, project_root=loaded.project_root, job_files=loaded.files)
     files = launch_files(plan, loaded.job, path.parent / "launch", project_root=loaded.project_root)
     assert '"/data"' in files["train.py"]
@@ -263,7 +260,7 @@ def test_values_of_the_data_are_told_from_texts(written: Callable[[str], Path]) 
         args = { padding = "${dataset.padding}" }
         """
     )
-    job = load_job(path, environment={}).job or require_job(path).job
+    job = load_job(path, environment={}).valid_job or require_job(path).job
     assert job is not None
     assert job.model.args["width"] == DatasetValue("width")
     assert job.model.args["config"]["args"]["sizes"] == [DatasetValue("tokenizer.size"), "${dataset.width}"]
@@ -297,7 +294,6 @@ def test_the_address_of_a_webhook_stays_in_the_environment(written: Callable[[st
     path = written('[notify]\nurl = "${env:HOOK}/${job.name}/${env:PART:-x}"\n')
     secret = "https://chat.example.org/s3cr3t"
     loaded = load_job(path, environment={"HOOK": secret})
-    assert loaded.job is not None
     assert loaded.job.notify is not None
     assert loaded.job.notify.url == "${env:HOOK}/shop/${env:PART:-x}"
     assert loaded.job.notify.variables() == {"HOOK", "PART"}

@@ -117,7 +117,6 @@ def test_a_launch_is_the_scripts_own_files(project: Path, program: str, sources:
     """What it runs is told whole, its files are recorded, and the plan read back is the same; no train.py is written."""
     (project / "job.toml").write_text(SCRIPT.replace('entry = "src/train.py"', program))
     loaded = require_job(project / "job.toml")
-    assert loaded.job is not None
     compiled = compile_job(loaded.job, loaded.files, loaded.project_root, (), None)
     compiled.write(project / "out", force=False)
 
@@ -141,7 +140,6 @@ def test_the_folders_of_job_path_end_its_search_path(project: Path, program: str
     (project / "job.toml").write_text(text)
 
     loaded = require_job(project / "job.toml")
-    assert loaded.job is not None
     assert loaded.diagnostics == []
     assert "lib/helper.py" in own_sources(loaded.job, project, ["job.toml"])
 
@@ -151,7 +149,6 @@ def test_torchrun_sh_starts_the_script_in_the_project_with_its_arguments(project
     """By plain torchrun, from any folder: here Python is a shell that tells what it was called with."""
     (project / "job.toml").write_text(SCRIPT)
     loaded = require_job(project / "job.toml")
-    assert loaded.job is not None
     compile_job(loaded.job, loaded.files, loaded.project_root, (), None).write(project / "out", force=False)
     told = project / "told.sh"
     told.write_text('#!/bin/sh\npwd\nfor each in "$@"; do echo "$each"; done\n')
@@ -177,7 +174,6 @@ def test_what_the_job_file_says_to_a_loop_goes_through_a_variable(project: Path)
         + '[snapshots]\nuri = "kept"\nevery = "5 steps"\nkeep = { last = 2 }\n[logging]\nevery = "10 steps"'
     )
     loaded = require_job(project / "job.toml")
-    assert loaded.job is not None
     plan = compile_job(loaded.job, loaded.files, loaded.project_root, (), None).plan
     settings = plan.loop_settings(Path("/elsewhere"))
 

@@ -1,6 +1,6 @@
 """The JSON Schema for editors says what the models say: the same file, the same verdicts, on files and on anything.
 
-After a change of the models: `python tests/jobfile/tables/test_json_schema.py` writes the package's schema again.
+After a change of the models: `python -m tests.jobfile.tools.made_schema` writes the package's schema again.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from elasticflow.jobfile.entry_points.object_arguments import collate_tables
 from elasticflow.jobfile.load import load_job
 from elasticflow.jobfile.tables.evaluation import sets_beside_keys
 from elasticflow.jobfile.tables.job import OF_TRAINING, Job
-from elasticflow.jobfile.tables.json_schema import BEYOND, SCHEMA_FILE, job_schema, schema_text
+from elasticflow.jobfile.tables.json_schema import SCHEMA_FILE
 from elasticflow.jobfile.tables.types import ONE_OF
+from tests.jobfile.tools.made_schema import BEYOND, job_schema, schema_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +39,7 @@ MARK = re.compile(r"# line (?P<line>\d+)(?:, (?P<who>not taplo|not the schema|ch
 
 
 def test_the_package_carries_what_the_models_say() -> None:
-    """The file is up to date; if not: `python tests/jobfile/tables/test_json_schema.py`."""
+    """The file is up to date; if not: `python -m tests.jobfile.tools.made_schema`."""
     assert schema_text() == SCHEMA_FILE.read_text("utf-8")
 
 
@@ -409,7 +410,3 @@ def is_beyond(raw: dict[str, Any]) -> bool:
     if lacks and (raw.keys() & {"hooks", "env"} or any(collate_tables(raw))):
         return True
     return all(any(words in text for words in _BEYOND_WORDS) for text in messages)
-
-
-if __name__ == "__main__":
-    SCHEMA_FILE.write_text(schema_text(), "utf-8")

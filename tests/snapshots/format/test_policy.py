@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -32,6 +33,11 @@ class Place:
     def name(self) -> str:
         """Unique for each (step, generation)."""
         return f"{self.step:012d}-{self.generation:04d}"
+
+
+def reasons_of(found: list[Place], rules: Keep, **names: Any) -> dict[str, set[str]]:
+    """Return why each of these snapshots stays."""
+    return policy.reasons(cast("list[Manifest]", found), rules, **names)
 
 
 metrics = st.none() | st.floats(allow_nan=True, allow_infinity=True)
@@ -115,7 +121,7 @@ def test_bad_interval_is_refused_at_once() -> None:
 @given(snapshot_sets, st.integers(1, 5), st.none() | st.integers(1, 5), st.sampled_from(["max", "min", None]))
 def test_newest_always_stay(found: list[Place], last: int, best: int | None, mode: BestMode | None) -> None:
     """The newest by (generation, step) stay, whatever else is asked; nothing is invented."""
-    kept = policy.reasons(found, Keep(last=last, best=best, best_mode=mode)).keys()
+    kept = reasons_of(found, Keep(last=last, best=best, best_mode=mode)).keys()
     newest = sorted(found, key=lambda s: (s.generation, s.step), reverse=True)[:last]
     assert {s.name for s in newest} <= kept <= {s.name for s in found}
     assert len(kept) <= last + (best or 0)
@@ -124,7 +130,7 @@ def test_newest_always_stay(found: list[Place], last: int, best: int | None, mod
 @given(snapshot_sets, st.integers(1, 5), st.sampled_from(["max", "min"]))
 def test_the_best_stay(found: list[Place], best: int, mode: BestMode) -> None:
     """No removed snapshot is better than the best that stay; one without a metric, or with nan, never counts."""
-    kept = policy.reasons(found, Keep(last=1, best=best, best_mode=mode)).keys()
+    kept = reasons_of(found, Keep(last=1, best=best, best_mode=mode)).keys()
     sign = 1 if mode == "max" else -1
     measured = [s for s in found if s.metric is not None and not math.isnan(s.metric)]
     ranks = sorted((sign * s.metric for s in measured if s.metric is not None), reverse=True)
@@ -136,7 +142,7 @@ def test_the_best_stay(found: list[Place], best: int, mode: BestMode) -> None:
 @given(snapshot_sets, st.integers(1, 100))
 def test_milestones_stay(found: list[Place], amount: int) -> None:
     """For each multiple of the interval that was reached, its first snapshot stays."""
-    kept = policy.reasons(found, Keep(last=1, every=f"{amount} steps")).keys()
+    kept = reasons_of(found, Keep(last=1, every=f"{amount} steps")).keys()
     for multiple in {s.step // amount for s in found} - {0}:
         first = min((s for s in found if s.step // amount == multiple), key=lambda s: (s.step, s.generation))
         assert first.name in kept
@@ -146,9 +152,9 @@ def test_milestones_stay(found: list[Place], amount: int) -> None:
 def test_keeping_is_stable(found: list[Place], last: int, best: int, amount: int) -> None:
     """What stays would stay again: removing the others removes nothing more the next time."""
     rules = Keep(last=last, best=best, every=f"{amount} steps", best_mode="min")
-    kept = policy.reasons(found, rules).keys()
+    kept = reasons_of(found, rules).keys()
     left = [s for s in found if s.name in kept]
-    assert policy.reasons(left, rules).keys() == kept
+    assert reasons_of(left, rules).keys() == kept
 
 
 def test_a_clock_set_back_keeps_nothing_for_ever() -> None:
@@ -156,15 +162,15 @@ def test_a_clock_set_back_keeps_nothing_for_ever() -> None:
     early, ahead = Place(1, created=0.0), Place(2, created=365 * 86400.0)
     rules = Keep(last=1, within="1 h")
     soon = [early, ahead, Place(3, created=600.0)]
-    assert {s.name for s in soon} == policy.reasons(soon, rules).keys()
+    assert {s.name for s in soon} == reasons_of(soon, rules).keys()
     later = [*soon, Place(4, created=4800.0)]
-    assert {later[-1].name} == policy.reasons(later, rules).keys()
+    assert {later[-1].name} == reasons_of(later, rules).keys()
 
 
 def test_order_is_that_of_the_generations_not_of_the_clock() -> None:
     """A clock that jumps back between snapshots changes nothing about which are the newest."""
     found = [Place(step, generation=1 + step // 4, created=1000.0 - step) for step in range(1, 8)]
-    assert {s.name for s in found[-3:]} == policy.reasons(found, Keep(last=3)).keys()
+    assert {s.name for s in found[-3:]} == reasons_of(found, Keep(last=3)).keys()
 
 
 DAY = 86400.0
@@ -206,7 +212,7 @@ def test_what_never_goes(found: list[Place], asked: Keep, data: st.DataObject) -
     """Whatever the policy and the history: the newest, its parent, the pinned, the used and the borrowed-from stay."""
     names = st.sets(st.sampled_from([s.name for s in found]), max_size=3)
     pinned, in_use = data.draw(names), data.draw(names)
-    reasons = policy.reasons(found, asked, pinned=pinned | {"gone"}, in_use=in_use)
+    reasons = reasons_of(found, asked, pinned=pinned | {"gone"}, in_use=in_use)
     assert set().union(*reasons.values()) <= set(policy.REASONS)  # all of them are shown
     newest = found[-1]  # of the last generation
     expected = {newest.name, *({newest.parent} if newest.parent else ()), *pinned, *in_use}
@@ -215,7 +221,7 @@ def test_what_never_goes(found: list[Place], asked: Keep, data: st.DataObject) -
         if snapshot.name in reasons:
             assert snapshot.borrowed_from <= reasons.keys()
     assert all(reasons.values())
-    assert reasons == policy.reasons(found, asked, pinned=pinned, in_use=in_use)
+    assert reasons == reasons_of(found, asked, pinned=pinned, in_use=in_use)
 
 
 @settings(max_examples=50, deadline=None)
@@ -226,7 +232,7 @@ def test_what_stays_for_good_stays_whatever_follows(found: list[Place], asked: K
     milestones: set[str] = set()
     for place in found:
         left.append(place)
-        reasons = policy.reasons(left, asked)
+        reasons = reasons_of(left, asked)
         left = [s for s in left if s.name in reasons]
         if place.parent is None:  # without going back, which makes an earlier first of a multiple
             milestones |= {name for name, why in reasons.items() if "every" in why}
@@ -250,22 +256,22 @@ def test_reasons() -> None:
         second.name: {"borrowed"},
         first.name: {"best"},
     }
-    assert expected == policy.reasons(found, asked, pinned={fourth.name: "for the paper"})
+    assert expected == reasons_of(found, asked, pinned={fourth.name: "for the paper"})
     assert {"best", "every", "pinned"} == set(policy.PERMANENT)
-    assert {} == policy.reasons([], asked)
+    assert {} == reasons_of([], asked)
 
 
 def test_within_is_measured_from_the_newest() -> None:
     """A job that rested for a week loses nothing by it; what falls out of the time goes."""
     found = [Place(step, created=step * 600.0) for step in range(1, 13)]
-    kept = policy.reasons(found, Keep(last=1, within="30 min")).keys()
+    kept = reasons_of(found, Keep(last=1, within="30 min")).keys()
     assert {s.name for s in found[-4:]} == kept
 
 
 def test_a_milestone_may_be_a_time() -> None:
     """One an hour: the first one committed in each."""
     found = [Place(step, created=step * 1200.0 + 600.0) for step in range(1, 10)]
-    kept = policy.reasons(found, Keep(last=1, every="1 h")).keys()
+    kept = reasons_of(found, Keep(last=1, every="1 h")).keys()
     assert {"3", "6", "9"} == {str(s.step) for s in found if s.name in kept}
 
 
@@ -302,5 +308,5 @@ def test_values_of_another_evaluation_are_no_better_or_worse() -> None:
         Place(7),
     ]
     rules = Keep(last=0, best=2, best_mode="max")
-    best = {name for name, why in policy.reasons(found, rules).items() if "best" in why}
+    best = {name for name, why in reasons_of(found, rules).items() if "best" in why}
     assert {found[0].name, found[3].name} == best
