@@ -9,8 +9,8 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.compiler import compile_job
-from elasticflow.compiler.launch_folder.edited_entry_point import edited_entry_point
+from elasticflow.compiler.launch_folder.materialize import materialize
+from elasticflow.compiler.plan.launch_plan import plan_job
 from elasticflow.compiler.provenance.origins import Made, origins_now
 from elasticflow.errors import GpuMissingError, StorageError, TorchMissingError
 from elasticflow.launcher import resume_check
@@ -33,7 +33,6 @@ from elasticflow.system import records, torch_versions
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from elasticflow.compiler import CompiledJob
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
     from elasticflow.compiler.provenance.drift import Difference
     from elasticflow.jobfile.tables.job import Job
@@ -110,8 +109,9 @@ def prepare(request: Request, warn: Callable[[str], None]) -> Iterator[Launch]:
     check_torch(warn)
     check_gpus(request.job)
     check_scale(request.scale, request.job.nodes)
-    compiled = compile_job(request.job, request.files, request.project_root, request.overrides, request.case)
-    plan = compiled.plan
+    plan = plan_job(
+        request.job, project_root=request.project_root, job_files=request.files, case=request.case
+    )
     uri, prefix = snapshot_place(plan.snapshots.uri, request.folder, request.project_root)
     storage = Storage(uri, plan.snapshots.options)
     storage.check_writable()
@@ -122,12 +122,12 @@ def prepare(request: Request, warn: Callable[[str], None]) -> Iterator[Launch]:
             warn(sentence)
     with locked(request.folder) as lock, contextlib.closing(open_store(plan, token)) as store:
         writer = WriterStart(uri, request.folder.run_id, plan.snapshots, prefix)
-        yield _next_launch(request, compiled, Catalog(storage, prefix), writer, store, lock, warn)
+        yield _next_launch(request, plan, Catalog(storage, prefix), writer, store, lock, warn)
 
 
 def _next_launch(
     request: Request,
-    compiled: CompiledJob,
+    plan: LaunchPlan,
     catalog: Catalog,
     writer: WriterStart,
     store: LaunchStore,
@@ -135,18 +135,22 @@ def _next_launch(
     warn: Callable[[str], None],
 ) -> Launch:
     """Return the run's next launch, whose folder is written; what it is made from lies beside the snapshots, too."""
-    folder, plan = request.folder, compiled.plan
+    folder = request.folder
     with _naming_files(folder):
         folder.cancel.unlink(missing_ok=True)  # of the launch before
         _check_files(folder, catalog)
         made, drift = _made(request, plan, catalog, warn)
         edited = None
         if plan.script is None:
-            edited = edited_entry_point(folder, request.project_root, drift, warn)
+            edited = resume_check.edited_entry_point(folder, drift, warn)
         catalog.newest()  # one that can be read, or none: else no generation would come to a step
     number = (folder.launch_numbers() or [0])[-1] + 1
-    compiled.write(
+    materialize(
+        plan,
+        request.job,
         folder.launch(number),
+        project_root=request.project_root,
+        overrides=request.overrides,
         entry_point=edited,
         origins=made.origins,
         drift=[difference.to_json() for difference in drift],

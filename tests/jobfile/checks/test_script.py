@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.compiler import compile_job
-from elasticflow.compiler.launch_folder.materialize import read_plan
+from elasticflow.compiler.launch_folder.materialize import materialize, read_plan
+from elasticflow.compiler.plan.launch_plan import plan_job
 from elasticflow.compiler.provenance.job_json import job_digest, job_from_json, job_to_json
 from elasticflow.compiler.provenance.sources import own_sources
 from elasticflow.jobfile.load import load_job, require_job
@@ -118,16 +118,16 @@ def test_a_launch_is_the_scripts_own_files(project: Path, program: str, sources:
     (project / "job.toml").write_text(SCRIPT.replace('entry = "src/train.py"', program))
     loaded = require_job(project / "job.toml")
     assert loaded.job is not None
-    compiled = compile_job(loaded.job, loaded.files, loaded.project_root, (), None)
-    compiled.write(project / "out", force=False)
+    plan = plan_job(loaded.job, project_root=loaded.project_root, job_files=loaded.files)
+    materialize(plan, loaded.job, project / "out", project_root=loaded.project_root)
 
     assert not (project / "out" / "train.py").exists()
-    assert read_plan(project / "out") == compiled.plan
+    assert read_plan(project / "out") == plan
     assert sources == json.loads((project / "out" / "job.json").read_text())["sources"].keys()
-    script = compiled.plan.script
+    script = plan.script
     assert script is not None
-    assert [*compiled.plan.torchrun_args][-2:] == ["--lr=0.1", "two words"]
-    assert compiled.plan.modules == ("json",)
+    assert [*plan.torchrun_args][-2:] == ["--lr=0.1", "two words"]
+    assert plan.modules == ("json",)
 
 
 @pytest.mark.parametrize("program", ['module = "own.train"', 'entry = "src/train.py"'])
@@ -152,7 +152,8 @@ def test_torchrun_sh_starts_the_script_in_the_project_with_its_arguments(project
     (project / "job.toml").write_text(SCRIPT)
     loaded = require_job(project / "job.toml")
     assert loaded.job is not None
-    compile_job(loaded.job, loaded.files, loaded.project_root, (), None).write(project / "out", force=False)
+    plan = plan_job(loaded.job, project_root=loaded.project_root, job_files=loaded.files)
+    materialize(plan, loaded.job, project / "out", project_root=loaded.project_root)
     told = project / "told.sh"
     told.write_text('#!/bin/sh\npwd\nfor each in "$@"; do echo "$each"; done\n')
     told.chmod(0o755)
@@ -178,7 +179,7 @@ def test_what_the_job_file_says_to_a_loop_goes_through_a_variable(project: Path)
     )
     loaded = require_job(project / "job.toml")
     assert loaded.job is not None
-    plan = compile_job(loaded.job, loaded.files, loaded.project_root, (), None).plan
+    plan = plan_job(loaded.job, project_root=loaded.project_root, job_files=loaded.files)
     settings = plan.loop_settings(Path("/elsewhere"))
 
     assert ("/elsewhere/kept", ("5 steps",), 2, 10) == (
