@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from elasticflow.launcher.agent.device_health import DeviceHealth
 from elasticflow.launcher.agent.flight_recorder import FlightRecorder, may_use_devices
 from elasticflow.launcher.agent.lingering import LingeringRanks, sleeps, waits_for_peers
-from elasticflow.launcher.agent.master import master_of
 from elasticflow.launcher.agent.node_heartbeat import NodeHeartbeat, NodeReleasedError
 from elasticflow.launcher.agent.orphans import Orphans, adopted
 from elasticflow.launcher.agent.profile_requests import ProfileRequests
@@ -30,6 +29,7 @@ from elasticflow.launcher.agent.workers import (
     GroupState,
     environment_of,
     environment_of_script,
+    master_of,
 )
 from elasticflow.launcher.fork_server.helpers import HelperLostError
 from elasticflow.launcher.rendezvous import network
@@ -42,8 +42,7 @@ from elasticflow.protocol.messages import Activity, NodeReady
 from elasticflow.protocol.store_address import StoreLostError
 from elasticflow.run_folder import RunFolder
 from elasticflow.system.polling import readable
-from elasticflow.system.processes import STOPPED, state_of
-from elasticflow.system.stopped_child import STOPPED_S, StoppedChild
+from elasticflow.system.processes import STOPPED, STOPPED_S, StoppedChild, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

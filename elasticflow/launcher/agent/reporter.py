@@ -28,8 +28,7 @@ from elasticflow.protocol.messages import (
     WriterReports,
 )
 from elasticflow.system.process_record import ProcessRecord
-from elasticflow.system.processes import STOPPED
-from elasticflow.system.stopped_child import STOPPED_S
+from elasticflow.system.processes import STOPPED, STOPPED_S
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence

@@ -22,8 +22,7 @@ from elasticflow.launcher.fork_server.protocol import (
 from elasticflow.launcher.fork_server.server_process import start_server
 from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunOptions, TorchrunRefusedError
 from elasticflow.system.polling import readable
-from elasticflow.system.processes import children_of
-from elasticflow.system.stopped_child import StoppedChild
+from elasticflow.system.processes import StoppedChild, children_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from elasticflow.system.oom_kills import counts_of_kills, is_in_log
+from elasticflow.system.free_memory import counts_of_kills, is_in_log
 from elasticflow.system.processes import boot_id, started_at
 from elasticflow.system.records import read, unix_time
 

@@ -21,7 +21,6 @@ from elasticflow import errors, events
 from elasticflow.errors import RendezvousError, RunFolderError, RunTakenError
 from elasticflow.events import SCHEMA_VERSION
 from elasticflow.launcher.journal.display_thread import DisplayThread
-from elasticflow.launcher.journal.environment_record import EnvironmentRecord
 from elasticflow.launcher.journal.journal import Journal
 from elasticflow.launcher.journal.metrics import Metrics
 from elasticflow.launcher.restarts.restart_ledger import RestartLedger
@@ -37,7 +36,7 @@ from elasticflow.launcher.supervisor.commands import (
     TimePassed,
 )
 from elasticflow.launcher.supervisor.follower import Follower
-from elasticflow.launcher.supervisor.ingest import Ingest
+from elasticflow.launcher.supervisor.ingest import EnvironmentRecord, Ingest
 from elasticflow.launcher.supervisor.leave_requests import NOW, CancelMark, Hurry, LeaveRequests
 from elasticflow.launcher.supervisor.lifecycle import UNTRAINED_S, Lifecycle, RunSoFar
 from elasticflow.launcher.supervisor.local_agents import LocalAgents

@@ -356,8 +356,8 @@ def test_server_that_a_signal_stopped_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_method: str
 ) -> None:
     """It would start no worker and tell no end of one: another agent takes over, with a server of its own."""
-    monkeypatch.setattr("elasticflow.system.stopped_child.STOPPED_S", 0.5)
-    monkeypatch.setattr("elasticflow.system.stopped_child._LOOK_S", 0.1)
+    monkeypatch.setattr("elasticflow.system.processes.STOPPED_S", 0.5)
+    monkeypatch.setattr("elasticflow.system.processes._LOOK_S", 0.1)
     server = ForkServer.start(Setup(str(tmp_path / "train.py"), start_method=start_method))
     try:
         serving = server.wait_ready().pid

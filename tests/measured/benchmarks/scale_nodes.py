@@ -30,8 +30,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from elasticflow import events
 from elasticflow.compiler.plan.launch_plan import plan_job
-from elasticflow.launcher.join import await_launch, store_of_node
-from elasticflow.launcher.joined_node import JoinedNode
+from elasticflow.launcher.join import JoinedNode, await_launch, store_of_node
 from elasticflow.launcher.rendezvous.invitation import Invitation
 from elasticflow.launcher.rendezvous.leadership import connect, store_address_of
 from elasticflow.launcher.rendezvous.liveness import BEAT_S
