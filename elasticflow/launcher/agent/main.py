@@ -77,11 +77,11 @@ def _compiler_cache(config: AgentConfig) -> CompilerCacheKeeper:
     """Return the keeper of the compiler's cache; jobs that compile nothing do not import it."""
     from pathlib import Path
 
-    from elasticflow.launcher.compiler_cache.keeper import CompilerCacheKeeper, place_of
+    from elasticflow.launcher.compiler_cache.keeper import CompilerCacheKeeper
     from elasticflow.run_folder import RunFolder
 
     run = RunFolder(Path(config.run_folder))
-    return CompilerCacheKeeper(place_of(run, config.node, config.writer, os.environ))
+    return CompilerCacheKeeper(run, config.node, config.writer, os.environ)
 
 
 def _fork_server(

@@ -10,10 +10,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
+from elasticflow.compiler.provenance import environment
+from elasticflow.system.kernel_files import text_in
+
 _CPU_INFO = Path("/proc/cpuinfo")
-_GPUS = Path("/proc/driver/nvidia/gpus")
 # x86 and ARM call the instruction set differently.
-_FACTS = {"cpu": r"^model name\s*:\s*(.+)$", "instructions": r"^(?:flags|Features)\s*:\s*(.+)$"}
+_INSTRUCTIONS = re.compile(r"^(?:flags|Features)\s*:\s*(.+)$", re.MULTILINE)
 
 
 class MachineKind(NamedTuple):
@@ -27,23 +29,23 @@ class MachineKind(NamedTuple):
     facts: dict[str, str]
 
 
-def this_machine(cpu_info: Path = _CPU_INFO, gpus: Path = _GPUS) -> MachineKind:
-    """Return the kind of this machine, with the torch that is installed; torch is not imported.
-
-    Args:
-        cpu_info: Where the kernel describes the processor.
-        gpus: Where NVIDIA's driver describes the GPUs.
-    """
+def this_machine() -> MachineKind:
+    """Return the kind of this machine, with the torch that is installed; torch is not imported."""
+    here, instructions = environment.machine(), _INSTRUCTIONS.search(text_in(_CPU_INFO))
     facts = {
         "machine": platform.machine(),
         "python": platform.python_version(),
-        "libc": "-".join(platform.libc_ver()),
+        "libc": here["libc"] or "",
         **{name: _version(name) for name in ("torch", "triton")},
-        **_of_processor(cpu_info),
-        "gpus": ", ".join(_models_of_gpus(gpus)),
+        "cpu": here["cpu"],
+        "instructions": _digest(" ".join(sorted(instructions[1].split()))) if instructions else "",
+        "gpus": ", ".join(sorted(set(here["gpus"]))),
     }
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-    return MachineKind(digest[:12], facts)
+    return MachineKind(_digest(json.dumps(facts, sort_keys=True))[:12], facts)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _version(package: str) -> str:
@@ -51,29 +53,3 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return ""
-
-
-def _of_processor(cpu_info: Path) -> dict[str, str]:
-    try:
-        text = cpu_info.read_text(encoding="utf-8", errors="replace")
-    except OSError:  # not Linux
-        return {"cpu": platform.processor(), "instructions": ""}
-    matches = {name: re.search(pattern, text, re.MULTILINE) for name, pattern in _FACTS.items()}
-    facts = {name: match[1].strip() if match else "" for name, match in matches.items()}
-    return {
-        **facts,
-        "instructions": hashlib.sha256(" ".join(sorted(facts["instructions"].split())).encode()).hexdigest(),
-    }
-
-
-def _models_of_gpus(gpus: Path) -> list[str]:
-    """Return the models of the machine's GPUs, each once, without opening one of them."""
-    models = set()
-    for information in sorted(gpus.glob("*/information")):
-        try:
-            text = information.read_text(encoding="utf-8", errors="replace")
-        except OSError:  # a container may hide it
-            text = ""
-        match = re.search(r"^Model:\s*(.+)$", text, re.MULTILINE)
-        models.add(match[1].strip() if match else "")
-    return sorted(models)

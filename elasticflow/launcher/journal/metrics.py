@@ -62,18 +62,16 @@ class Metrics:
         """
         self._require_held()
         self._generation, self._began_after = generation, step
-        if self._damaged_at is not None:
-            self._refill(self._damaged_at, step)
-            self._damaged_at = None
         size, lost = _after(self._folder.metrics, step)
         seconds = _seconds_of(lost)
         if lost or size < self._folder.metrics.stat().st_size:
             self._move_to_redone(lost)
             self._lines.truncate(size)
-        last = _last_step(self._folder.metrics)
+        last = _last_step(self._folder.metrics, self._damaged_at)
+        if self._damaged_at is not None:  # damage may have taken a line of that step, too
+            last, self._damaged_at = last - 1, None
         if last < step:
-            self._lines.append(self._missing(last, step))
-            self._lines.sync()
+            self._put_in(self._missing(last, step))
         return seconds
 
     def _move_to_redone(self, lines: list[EventRecord]) -> None:
@@ -96,18 +94,6 @@ class Metrics:
             self._lines.truncate(size)
             self._lines.append([all_lines[key] for key in sorted(all_lines)])
             self._lines.sync()
-
-    def _refill(self, start: int, step: int) -> None:
-        """Put the lines up to *step* that damage took back where they were, from byte *start* on."""
-        with self._folder.metrics.open("rb") as file:
-            before = {place_of(record) for line in file if file.tell() <= start and (record := _record(line))}
-            file.seek(start)
-            later = {place_of(record): record for line in file if (record := _record(line))}
-        last = max((number for number, *_ in before), default=0)
-        lines = {place_of(r): r for r in self._missing(last - 1, step) if place_of(r) not in before} | later
-        self._lines.truncate(start)
-        self._lines.append([lines[key] for key in sorted(lines)])
-        self._lines.sync()
 
     def _missing(self, last: int, step: int) -> list[EventRecord]:
         """Return the lines of the steps after *last*, up to *step*, from the rank logs of all generations."""
@@ -185,7 +171,8 @@ def _seconds_of(lines: list[EventRecord]) -> float:
     return total
 
 
-def _last_step(path: Path) -> int:
-    """Return the step of the last step line; 0 if there is none."""
-    records = (_record(line) for _, line in lines_from_end(path))
+def _last_step(path: Path, before: int | None = None) -> int:
+    """Return the step of the last step line, of those that end at byte *before* at most; 0 if there is none."""
+    ends = lines_from_end(path)
+    records = (_record(line) for end, line in ends if before is None or end <= before)
     return next((int(record["step"]) for record in records if record is not None and "eval" not in record), 0)
