@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
     from elasticflow.launcher.agent.agent_process import AgentProcess
-    from elasticflow.launcher.launch import Request
+    from elasticflow.launcher.supervisor.launch_record import Request
     from elasticflow.protocol.control_store import ControlStore, RemoteControlStore
     from elasticflow.protocol.store_address import StoreAddress
 

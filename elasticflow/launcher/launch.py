@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +19,8 @@ from elasticflow.launcher.journal.run_lock import locked
 from elasticflow.launcher.rendezvous import connections, network
 from elasticflow.launcher.rendezvous.leadership import open_store
 from elasticflow.launcher.rendezvous.token import given_token, open_port_warning
-from elasticflow.launcher.supervisor.launch_record import Launch
-from elasticflow.launcher.supervisor.scale_schedule import ALONE, check_scale
+from elasticflow.launcher.supervisor.launch_record import Launch, Request
+from elasticflow.launcher.supervisor.scale_schedule import check_scale
 from elasticflow.launcher.supervisor.supervisor import Supervisor
 from elasticflow.protocol import worker_environment
 from elasticflow.run_folder import snapshot_place
@@ -38,32 +37,7 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.tables.job import Job
     from elasticflow.launcher.journal.run_lock import RunLock
     from elasticflow.launcher.rendezvous.leadership import LaunchStore
-    from elasticflow.launcher.supervisor.scale_schedule import ScaleChange
     from elasticflow.run_folder import RunFolder
-
-
-@dataclass(frozen=True)
-class Request:
-    """A launch to be made.
-
-    Attributes:
-        folder: The run folder; it need not exist.
-        accept_drift: Differences that change the trajectory are wanted.
-        node_rank: This machine's place among the nodes, where the rendezvous is static.
-        case: The case of the job file's [matrix] that the job is.
-        follower: Command of the process that follows the run's files (`supervisor/follower.py`); empty: there is none.
-    """
-
-    job: Job
-    files: tuple[Path, ...]
-    overrides: tuple[str, ...]
-    project_root: Path
-    folder: RunFolder
-    accept_drift: bool = False
-    scale: tuple[ScaleChange, ...] = ALONE
-    node_rank: int | None = None
-    case: str | None = None
-    follower: tuple[str, ...] = ()
 
 
 def launch(
@@ -159,25 +133,18 @@ def _next_launch(
         resume_check.record_job(folder, catalog, plan, made, request.overrides)
         resume_check.take_in_failures(folder, catalog)
     return Launch(
+        request=request,
         plan=plan,
-        job=request.job,
-        folder=folder,
         number=number,
-        launch_id=made.origins.launch_id,
-        project_root=request.project_root,
+        origins=made.origins,
         catalog=catalog,
         writer=writer,
         store=store,
         lock=lock,
         is_resumed=number > 1 or catalog.newest_generation() > 0,
         is_edited=edited is not None,
-        scale=request.scale,
-        node_rank=request.node_rank or 0,
         drift=tuple(drift),
-        sources=made.origins.code,
         lost=ending_of(folder),
-        follower=request.follower,
-        accept_drift=request.accept_drift,
     )
 
 

@@ -21,7 +21,8 @@ from elasticflow import errors, events
 from elasticflow.compiler.provenance.job_json import job_from_json, job_to_json
 from elasticflow.errors import ElasticflowError, TrialFailedError
 from elasticflow.jobfile.tables.job import EnvTable
-from elasticflow.launcher.launch import Request, launch
+from elasticflow.launcher.launch import launch
+from elasticflow.launcher.supervisor.launch_record import Request
 from elasticflow.launcher.supervisor.scale_schedule import ALONE, ScaleChange
 from elasticflow.observe.history import RunHistory, state_of
 from elasticflow.protocol import trajectory_record, worker_environment

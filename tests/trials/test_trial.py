@@ -11,7 +11,7 @@ from elasticflow.compiler.plan.launch_plan import plan_job
 from elasticflow.compiler.provenance.job_json import job_to_json
 from elasticflow.errors import TrialRefusedError
 from elasticflow.jobfile.tables.job import Job
-from elasticflow.launcher.launch import Request
+from elasticflow.launcher.supervisor.launch_record import Request
 from elasticflow.run_folder import RunFolder
 from elasticflow.trials import child
 from elasticflow.trials import trial as trials

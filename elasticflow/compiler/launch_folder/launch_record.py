@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from elasticflow.compiler.launch_folder.materialize import read_plan
 from elasticflow.compiler.provenance.origins import JOB_JSON, Made, made_from, with_environment
 from elasticflow.compiler.provenance.sources import JOB_FILE
-from elasticflow.errors import ElasticflowError, RecordError
+from elasticflow.errors import ElasticflowError, LaunchFolderError, RecordError
 from elasticflow.run_folder import snapshot_place
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
@@ -52,6 +52,18 @@ def record_in(folder: Path) -> LaunchRecord | Damage | None:
     if isinstance(record, LaunchRecord):
         return replace(record, made=with_environment(record.made, folder))
     return record
+
+
+def made_in(folder: Path) -> Made:
+    """Return the job and origins of the launch in *folder*, with its workers' report.
+
+    Raises:
+        LaunchFolderError: there is no job.json that this version can read.
+    """
+    record = record_in(folder)
+    if isinstance(record, LaunchRecord):
+        return record.made
+    raise LaunchFolderError(f"{folder / JOB_JSON} is absent" if record is None else str(record))
 
 
 def newest_record(folder: RunFolder) -> tuple[LaunchRecord | None, list[Damage]]:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from elasticflow.compiler.provenance import environment
 from elasticflow.compiler.provenance.job_json import job_from_json
 from elasticflow.compiler.provenance.sources import JOB_FILE, SourceFile, own_sources
-from elasticflow.errors import LaunchFolderError
 from elasticflow.system import records
 
 if TYPE_CHECKING:
@@ -131,25 +130,6 @@ def _object(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise TypeError(f"{key} is no object")
     return value
-
-
-def made_in(folder: Path) -> Made:
-    """Return the job and origins of the launch in *folder*, with its workers' report.
-
-    Raises:
-        LaunchFolderError: there is no job.json that this version can read.
-    """
-    path = folder / JOB_JSON
-    content = records.read(path)
-    if not isinstance(content, dict):
-        raise LaunchFolderError(f"{path} is absent" if content is None else str(content))
-    try:
-        made = made_from(content)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise LaunchFolderError(
-            f"{path} is not what this version writes: {type(error).__name__}: {error}"
-        ) from error
-    return with_environment(made, folder)
 
 
 def with_environment(made: Made, folder: Path) -> Made:

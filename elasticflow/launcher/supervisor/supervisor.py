@@ -107,26 +107,28 @@ class Supervisor:
         self._display = DisplayThread(show, tick)
         plan = launch.plan
         token = {TOKEN: launch.store.address.token}
-        addresses = frozenset() if launch.job.notify is None else launch.job.notify.variables()
+        addresses = (
+            frozenset() if launch.request.job.notify is None else launch.request.job.notify.variables()
+        )
         self._mask = mask_of({**os.environ, **plan.env, **token}, {*plan.env_secrets, *addresses})
         require_held = launch.lock.require_held
-        self._journal = Journal(launch.folder, launch.number, self._display, self._mask, require_held)
-        self._metrics = Metrics(launch.folder, require_held)
-        self._environment = EnvironmentRecord(launch.folder.launch(launch.number))
+        self._journal = Journal(launch.request.folder, launch.number, self._display, self._mask, require_held)
+        self._metrics = Metrics(launch.request.folder, require_held)
+        self._environment = EnvironmentRecord(launch.launch_folder)
         self._ingest = Ingest(self._journal, self._metrics, self._environment)
         self._agents = LocalAgents(launch, self._journal)
-        self._remote_files = RemoteFiles(launch.folder)
-        self._follower = Follower(launch.follower, launch.folder, self._journal)
-        self._profiles = Profiles(launch.folder, self._journal)
+        self._remote_files = RemoteFiles(launch.request.folder)
+        self._follower = Follower(launch.request.follower, launch.request.folder, self._journal)
+        self._profiles = Profiles(launch.request.folder, self._journal)
         self._nodes = Nodes(launch.plan.nodes_min, launch.plan.nodes_max, launch.plan.shard)
-        self._ledger = RestartLedger(launch.folder.ledger, require_held)
+        self._ledger = RestartLedger(launch.request.folder.ledger, require_held)
         self._lifecycle = self._first_lifecycle()
         self._asked = LeaveRequests()
         # Signals that had come when they were looked at last, before the verdict.
         self._heeded = 0
-        self._cancel = CancelMark(launch.folder.cancel)
+        self._cancel = CancelMark(launch.request.folder.cancel)
         self._began = time.monotonic()
-        time_limit = None if launch.job.script is not None else launch.job.train.time_limit
+        time_limit = None if launch.request.job.script is not None else launch.request.job.train.time_limit
         self._time_limit_s = math.inf if time_limit is None else parse_duration(time_limit)
 
     def run(self) -> int:
@@ -147,7 +149,7 @@ class Supervisor:
             # The first error is the cause: the files fail to be closed, too.
             while isinstance(error.__context__, OSError):
                 error = error.__context__
-            path = error.filename or self._launch.folder.path
+            path = error.filename or self._launch.request.folder.path
             raise RunFolderError(
                 f"the launch ended, since it cannot use {path}: {os.strerror(error.errno or 0)}",
                 "once there is room again and the run folder is there, the same command resumes from the newest snapshot",
@@ -238,14 +240,12 @@ class Supervisor:
             if damage is not None:
                 self._journal.event(events.RECORD_DAMAGED, path=damage.place, reason=damage.why)
         if launch.is_edited:
-            self._journal.event(
-                events.ENTRY_POINT_EDITED, path=str(launch.folder.launch(launch.number) / "train.py")
-            )
+            self._journal.event(events.ENTRY_POINT_EDITED, path=str(launch.launch_folder / "train.py"))
         if launch.drift:
             differences = [difference.to_json() for difference in launch.drift]
             self._journal.event(events.DRIFT_FOUND, launch=launch.number, differences=differences)
         left = RestartPolicy(launch.plan.restarts).left(self._ledger.entries, time.time())
-        epochs = None if launch.job.script is not None else launch.job.train.epochs
+        epochs = None if launch.request.job.script is not None else launch.request.job.train.epochs
         self._journal.know(epochs=epochs, budget_left=left, resume_command=told_command())
 
     def _turn(self, channel: AgentChannel, tell: Callable[[LifecycleEvent], None]) -> None:
@@ -323,7 +323,7 @@ class Supervisor:
                 tell(LeaveAsked(_CANCELLED))
         elif self._is_past_time_limit():
             self._time_limit_s = math.inf  # it asks once
-            tell(LeaveAsked(f"train.time_limit of {self._launch.job.train.time_limit}"))
+            tell(LeaveAsked(f"train.time_limit of {self._launch.request.job.train.time_limit}"))
 
     def _is_past_time_limit(self) -> bool:
         """Return whether the launch has reached the job's time limit, and was not asked to exit yet."""
