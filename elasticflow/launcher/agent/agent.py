@@ -174,7 +174,7 @@ class Agent:
                 if failed or len(alone) < assignment.nproc:
                     self._writer.load_ahead()
                 self._orphans.look(time.monotonic())
-                self._reporter.left_out(workers.left_out())
+                self._tell(workers.streams.untold())
                 self._reporter.ended(workers, alone, failed=failed)
         except NodeReleasedError:
             return
@@ -205,7 +205,8 @@ class Agent:
         ranks = {local_rank: assignment.first_rank + local_rank for local_rank in range(assignment.nproc)}
         self._ranks = ranks
         self._heartbeats.reset(len(ranks))
-        streams = WorkerStreams(self._folder, assignment.generation, ranks, self._options)
+        node = self._config.node
+        streams = WorkerStreams(self._folder, assignment.generation, ranks, self._options, node)
         recorder = self._flight_recorder.variables(self._folder.generation_logs(assignment.generation))
         environments = {
             local_rank: self._environment(assignment, local_rank) | recorder for local_rank in ranks
@@ -284,7 +285,7 @@ class Agent:
             self._look_for_hang(workers, generation)
             self._reporter.activity(workers.exits())
             self._reporter.figures()
-            self._reporter.left_out(workers.cut_streams())
+            self._tell(workers.streams.cut())
             self._standbys.look(time.monotonic())
             self._profiles.look(time.monotonic(), generation, self._ranks)
             self._look_at_compiler_cache()
@@ -337,7 +338,7 @@ class Agent:
         while time.monotonic() < deadline:
             exits = workers.exits()
             if len(exits) == len(workers.pids()) or any(
-                code < 0 and not aborted_by_nccl(code, tail(workers.stderrs[rank]))
+                code < 0 and not aborted_by_nccl(code, tail(workers.streams.stderrs[rank]))
                 for rank, (code, _) in exits.items()
             ):
                 return

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping
     from pathlib import Path
 
-    from elasticflow.launcher.agent.worker_streams import LeftOut, WorkerStreams
+    from elasticflow.launcher.agent.worker_streams import WorkerStreams
     from elasticflow.launcher.fork_server.client import ForkServer
     from elasticflow.launcher.rendezvous.supervisor_channel import Assignment
     from elasticflow.protocol.control_store import RemoteControlStore
@@ -48,12 +48,16 @@ class GroupState(enum.Enum):
 
 
 class ForkedWorkers:
-    """The local worker group of one generation."""
+    """The local worker group of one generation.
+
+    Attributes:
+        streams: Files of their standard streams, which `close` closes.
+    """
 
     def __init__(
         self, server: ForkServer, environments: Mapping[int, Mapping[str, str]], streams: WorkerStreams
     ) -> None:
-        self._server, self._environments, self._streams = server, environments, streams
+        self._server, self._environments, self.streams = server, environments, streams
         self._pids: dict[int, int] = {}
         self._excused: dict[int, tuple[int, float]] = {}
         self._closed = self._is_server_lost = False
@@ -66,13 +70,8 @@ class ForkedWorkers:
             HelperLostError: the fork server is gone.
         """
         for local_rank, environment in self._environments.items():
-            stdout, stderr = self._streams.stdouts[local_rank], self._streams.stderrs[local_rank]
+            stdout, stderr = self.streams.stdouts[local_rank], self.streams.stderrs[local_rank]
             self._pids[local_rank] = self._server.spawn(local_rank, environment, str(stdout), str(stderr))
-
-    @property
-    def stderrs(self) -> Mapping[int, Path]:
-        """Files of their standard errors, by local rank."""
-        return self._streams.stderrs
 
     def poll(self, *, may_leave: bool = False) -> GroupState:
         """Take in what the server reports, show streams that are to be shown, and return the group's state.
@@ -85,19 +84,11 @@ class ForkedWorkers:
         """
         if not self._server.pump():
             raise self._server.lost()
-        self._streams.show()
+        self.streams.show()
         codes = [code for code, _ in self.exits().values()]
         if any(codes) and not may_leave:
             return GroupState.FAILED
         return GroupState.FINISHED if len(codes) == len(self._pids) else GroupState.RUNNING
-
-    def cut_streams(self) -> list[LeftOut]:
-        """Bound the files of their streams; return the cuts to be reported."""
-        return self._streams.cut()
-
-    def left_out(self) -> list[LeftOut]:
-        """Return the cuts that `cut_streams` has not returned; for use when no worker is left."""
-        return self._streams.untold()
 
     def exits(self) -> dict[int, tuple[int, float]]:
         """Exit code (negative: signal) and unix time of each local rank that has ended."""
@@ -139,7 +130,7 @@ class ForkedWorkers:
                     at=at,
                     ended_by_us=local_rank not in alone,
                     oom_killed=failed_alone and self._oom_kills.includes(self._pids[local_rank]),
-                    stderr=tail(self.stderrs[local_rank]) if failed_alone else "",
+                    stderr=tail(self.streams.stderrs[local_rank]) if failed_alone else "",
                     remains=""
                     if local_rank in exits or self._is_server_lost
                     else _remains(self._pids[local_rank]),
@@ -160,7 +151,7 @@ class ForkedWorkers:
             return
         self._closed = True
         self._end(number, timeout)
-        self._streams.close()
+        self.streams.close()
 
     def _end(self, number: signal.Signals, timeout: float) -> None:
         deadline = time.monotonic() + timeout

@@ -10,20 +10,24 @@ import hashlib
 import io
 import json
 import os
+import platform
+import re
 import sys
 import time
 import zipfile
 from dataclasses import dataclass, replace
+from importlib import metadata
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from elasticflow.compiler.provenance import environment
 from elasticflow.errors import ElasticflowError, SnapshotError
-from elasticflow.launcher.compiler_cache.machine_kind import MachineKind
 from elasticflow.launcher.compiler_cache.node_folder import NodeFolder
 from elasticflow.protocol.json_codec import from_json, to_json
 from elasticflow.storage.retry import Patience
 from elasticflow.storage.storage import Storage
 from elasticflow.system import atomic_files
+from elasticflow.system.kernel_files import text_in
 from elasticflow.system.processes import die_with_parent
 from elasticflow.system.records import BadJsonError, parse
 
@@ -284,6 +288,48 @@ class CacheStore:
         if not isinstance(record.get("files"), int):
             raise BadArchiveError(f"{self._record} does not say how many files there are")
         return record
+
+
+_CPU_INFO = Path("/proc/cpuinfo")
+# x86 and ARM call the instruction set differently.
+_INSTRUCTIONS = re.compile(r"^(?:flags|Features)\s*:\s*(.+)$", re.MULTILINE)
+
+
+class MachineKind(NamedTuple):
+    """The machine as far as compiled kernels depend on it.
+
+    Attributes:
+        name: Short, and fit for a file's name; differs where one of the facts does.
+    """
+
+    name: str
+    facts: dict[str, str]
+
+
+def this_machine() -> MachineKind:
+    """Return the kind of this machine, with the torch that is installed; torch is not imported."""
+    here, instructions = environment.machine(), _INSTRUCTIONS.search(text_in(_CPU_INFO))
+    facts = {
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "libc": here["libc"] or "",
+        **{name: _version(name) for name in ("torch", "triton")},
+        "cpu": here["cpu"],
+        "instructions": _digest(" ".join(sorted(instructions[1].split()))) if instructions else "",
+        "gpus": ", ".join(sorted(set(here["gpus"]))),
+    }
+    return MachineKind(_digest(json.dumps(facts, sort_keys=True))[:12], facts)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 if __name__ == "__main__":

@@ -84,7 +84,16 @@ _NOTICE_S = 2.0
 # Seconds that agents with nothing to wait for have to exit.
 _LEAVE_S = 5.0
 # Messages that are events as they stand.
-_EVENTS = {
+_Recorded = (
+    ProcessLeftBehind
+    | WorkerLingered
+    | LogLeftOut
+    | StandbysReady
+    | StandbysOff
+    | CompilerCacheMoved
+    | CompilerCacheFailed
+)
+_EVENTS: dict[type[_Recorded], events.Event] = {
     ProcessLeftBehind: events.PROCESS_LEFT_BEHIND,
     WorkerLingered: events.WORKER_LINGERED,
     LogLeftOut: events.LOG_LEFT_OUT,
@@ -284,15 +293,7 @@ class Supervisor:
                 self._remote_files.hear(message)
                 if isinstance(message, NodeReady):
                     tell(message)
-            case (
-                ProcessLeftBehind()
-                | WorkerLingered()
-                | LogLeftOut()
-                | StandbysReady()
-                | StandbysOff()
-                | CompilerCacheMoved()
-                | CompilerCacheFailed()
-            ):
+            case _ if isinstance(message, _Recorded):
                 self._journal.event(_EVENTS[type(message)], **asdict(message))
             case _:
                 tell(message)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow.launcher.compiler_cache import transfer
-from elasticflow.launcher.compiler_cache.machine_kind import MachineKind
-from elasticflow.launcher.compiler_cache.transfer import BadArchiveError, CacheStore
+from elasticflow.launcher.compiler_cache.transfer import BadArchiveError, CacheStore, MachineKind
 from elasticflow.storage.storage import Storage
 
 if TYPE_CHECKING:

@@ -147,6 +147,7 @@ class Forked:
             1,
             {rank: rank for rank in range(workers)},
             TorchrunOptions(nproc=workers),
+            "n0",
         )
         group = ForkedWorkers(self.server, {rank: {"RANK": str(rank)} for rank in range(workers)}, streams)
         group.start()

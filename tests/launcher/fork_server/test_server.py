@@ -50,7 +50,7 @@ def ended(group: ForkedWorkers) -> GroupState:
 def group_of(server: ForkServer, folder: Path, environments: dict[int, dict[str, str]]) -> ForkedWorkers:
     """Return workers whose global ranks are their local ones, not yet started."""
     run = RunFolder(folder / "runs" / "job" / "run")
-    streams = WorkerStreams(run, 0, {rank: rank for rank in environments}, TorchrunOptions(nproc=1))
+    streams = WorkerStreams(run, 0, {rank: rank for rank in environments}, TorchrunOptions(nproc=1), "n0")
     return ForkedWorkers(server, environments, streams)
 
 
@@ -101,7 +101,7 @@ def test_exit_codes_and_signals_are_told_by_rank(start: Any) -> None:
     wait_until(lambda: (group.poll(), len(group.exits()))[1] == 5)
 
     assert {0: 3, 1: -9, 2: 1, 3: 1, 4: 0} == {rank: code for rank, (code, _) in group.exits().items()}
-    assert group.stderrs[2].read_text().endswith("ValueError: no such layer\n")
+    assert group.streams.stderrs[2].read_text().endswith("ValueError: no such layer\n")
     assert group.poll() is GroupState.FAILED
 
 
