@@ -213,14 +213,10 @@ def _constants(job: Job, root: str, forms: CallForms) -> dict[str, Line]:
         **{key: literal(value, key) for key, value in values.items()},
         **{key: None if value is None else literal(value, key) for key, value in optional.items()},
         "root": f"(HERE / {quoted(root)}).resolve()",
-        "path": _path(job),
+        "path": f"[str(ROOT / part) for part in {flat(literal(job.job.path, 'path'))}]",
         "weights": None if job.model.weights is None else flat(from_root(job.model.weights)),
         "snapshots": _policy(job),
     }
-
-
-def _path(job: Job) -> Code:
-    return f"[str(ROOT / part) for part in {flat(literal(job.job.path, 'path'))}]"
 
 
 def _is_exact(job: Job) -> bool:

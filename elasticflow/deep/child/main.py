@@ -90,7 +90,8 @@ class Probe:
         if code.lacks_values:
             return
         for table in code.evaluations:
-            if "dataset" not in self._batches and self._is_training_data(code, table):
+            is_training_data = code.entries[f"{table.key}.entry"] == code.entries.get("dataset.entry")
+            if "dataset" not in self._batches and is_training_data:
                 continue
             evaluation = Data(self._report, code, table)
             with self._part():
@@ -103,9 +104,6 @@ class Probe:
         """Return the number of samples in a batch: for a step, enough to tell the loss of a part from that of the whole."""
         at_once = code.get("MICRO_BATCH_SIZE") or code["GLOBAL_BATCH_SIZE"]
         return max(_BATCH, min(at_once, _BATCH_OF_STEP)) if self._request.takes_step else _BATCH
-
-    def _is_training_data(self, code: EntryPoint, table: DataTable) -> bool:
-        return code.entries[f"{table.key}.entry"] == code.entries.get("dataset.entry")
 
     @contextlib.contextmanager
     def _part(self) -> Iterator[None]:

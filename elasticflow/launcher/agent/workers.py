@@ -122,6 +122,9 @@ class ForkedWorkers:
         for local_rank, rank in ranks.items():
             code, at = exits.get(local_rank, (-signal.SIGKILL, time.time()))
             failed_alone = local_rank in alone and code != 0
+            # One that runs gives its memory back, which takes many seconds where hundreds of gigabytes are pinned.
+            is_left = local_rank not in exits and not self._is_server_lost
+            is_stuck = is_left and state_of(self._pids[local_rank]) == IN_KERNEL
             ends.append(
                 WorkerEnd(
                     rank=rank,
@@ -131,9 +134,7 @@ class ForkedWorkers:
                     ended_by_us=local_rank not in alone,
                     oom_killed=failed_alone and self._oom_kills.includes(self._pids[local_rank]),
                     stderr=tail(self.streams.stderrs[local_rank]) if failed_alone else "",
-                    remains=""
-                    if local_rank in exits or self._is_server_lost
-                    else _remains(self._pids[local_rank]),
+                    remains=IN_KERNEL if is_stuck else "",
                 )
             )
         return tuple(ends)
@@ -171,15 +172,6 @@ class ForkedWorkers:
                     return
             if len(self.exits()) == len(self._pids):
                 return
-
-
-def _remains(pid: int) -> str:
-    """Return D if the process, which was killed, waits in the kernel for what no signal ends; empty if it is gone, or about to be.
-
-    One that runs gives its memory back, which takes many seconds where hundreds of gigabytes are pinned.
-    """
-    state = state_of(pid)
-    return state if state == IN_KERNEL else ""
 
 
 def environment_of_script(master: tuple[str, int], generation: int, errors: Path) -> dict[str, str]:
@@ -255,7 +247,9 @@ def master_of(
         return _LOOPBACK, _free_port(_LOOPBACK)
     key = master_key(assignment.generation)
     if assignment.first_rank == 0:
-        address, port = _own_address(store, interface), _free_port("")
+        # The address under which other nodes reach this machine: the job's, or that towards the launch's keys.
+        own = address_for_others(store.own_address) if interface is None else network.find(interface).address
+        address, port = own, _free_port("")
         store.set(key, json.dumps([address, port]))
     else:
         for _ in attempts(_LONGEST_S, _LOOK_S):
@@ -271,8 +265,3 @@ def _free_port(host: str) -> int:
     with socket.create_server((host, 0)) as listener:
         port: int = listener.getsockname()[1]
         return port
-
-
-def _own_address(store: RemoteControlStore, interface: str | None) -> str | None:
-    """Return the address under which other nodes reach this machine: the job's, or that towards the launch's keys."""
-    return address_for_others(store.own_address) if interface is None else network.find(interface).address

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
 from elasticflow.protocol.run_files import place_of
-from elasticflow.system.json_lines import AppendedLines, lines_from_end, lines_of
+from elasticflow.system.json_lines import AppendedLines, append_lines, lines_from_end, lines_of
 from elasticflow.system.records import BadJsonError, parse
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ class Metrics:
         late = [line for line in lines if line.get("generation", self._generation) < self._generation]
         self._lines.append([line for line in lines if line not in late])
         if late:
-            self._move_to_redone([line for line in late if line["step"] > self._began_after])
+            redone = [line for line in late if line["step"] > self._began_after]
+            append_lines(self._folder.metrics_redone, redone)
             self._put_in([line for line in late if line["step"] <= self._began_after])
 
     def last_step(self) -> int:
@@ -65,7 +66,7 @@ class Metrics:
         size, lost = _after(self._folder.metrics, step)
         seconds = _seconds_of(lost)
         if lost or size < self._folder.metrics.stat().st_size:
-            self._move_to_redone(lost)
+            append_lines(self._folder.metrics_redone, lost)
             self._lines.truncate(size)
         last = _last_step(self._folder.metrics, self._damaged_at)
         if self._damaged_at is not None:  # damage may have taken a line of that step, too
@@ -73,14 +74,6 @@ class Metrics:
         if last < step:
             self._put_in(self._missing(last, step))
         return seconds
-
-    def _move_to_redone(self, lines: list[EventRecord]) -> None:
-        """Append lines of steps that do not count."""
-        if lines:
-            redone = AppendedLines(self._folder.metrics_redone)
-            redone.append(lines)
-            redone.sync()
-            redone.close()
 
     def _put_in(self, lines: list[EventRecord]) -> None:
         """Append the lines of committed steps that are missing from metrics.jsonl."""
@@ -98,7 +91,8 @@ class Metrics:
     def _missing(self, last: int, step: int) -> list[EventRecord]:
         """Return the lines of the steps after *last*, up to *step*, from the rank logs of all generations."""
         lines: dict[tuple[Any, ...], EventRecord] = {}
-        for generation in sorted(_generations(self._folder)):
+        names = [path.name[1:] for path in (self._folder.path / "logs").glob("g*")]
+        for generation in sorted(int(name) for name in names if name.isdecimal()):
             for record in _metrics_in(self._folder.rank_log(generation, 0)):
                 if last < record["step"] <= step:
                     lines[place_of(record)] = record  # that of a newer generation holds
@@ -137,11 +131,6 @@ def _metrics_in(log: Path) -> list[EventRecord]:
             if is_ours and record.get("event") in (events.STEP, events.EVALUATION):
                 metrics.append(_metrics_of(record))
     return metrics
-
-
-def _generations(folder: RunFolder) -> list[int]:
-    logs = folder.path / "logs"
-    return [int(p.name[1:]) for p in logs.glob("g*") if p.name[1:].isdecimal()] if logs.is_dir() else []
 
 
 def _after(path: Path, step: int) -> tuple[int, list[EventRecord]]:

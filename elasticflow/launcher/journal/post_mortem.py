@@ -143,7 +143,9 @@ def explain(
 
 
 def _restarted(now: Machine, updated: float | None) -> Ending:
-    at = "" if now.booted is None else f" at {_local(now.booted)}"
+    at = ""
+    if now.booted is not None:
+        at = time.strftime(" at %Y-%m-%d %H:%M:%S", time.localtime(now.booted))
     known = f"the machine has been started again since{at}"
     if now.booted is None or updated is None:
         return Ending("machine_restarted", known, "a power cut, a crash or a shutdown ended it")
@@ -182,10 +184,6 @@ def _is_full(path: Path) -> bool:
     except OSError:
         return False
     return disk.f_bavail * disk.f_frsize < _ROOM
-
-
-def _local(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 def _booted() -> float | None:

@@ -322,14 +322,13 @@ class Supervisor:
                 tell(Interrupted(_CANCELLED, errors.KILLED_BY_USER))
             elif not self._lifecycle.is_leaving:
                 tell(LeaveAsked(_CANCELLED))
-        elif self._is_past_time_limit():
+        elif (
+            time.monotonic() - self._began >= self._time_limit_s
+            and self._lifecycle.verdict is None
+            and not self._lifecycle.is_leaving
+        ):
             self._time_limit_s = math.inf  # it asks once
             tell(LeaveAsked(f"train.time_limit of {self._launch.request.job.train.time_limit}"))
-
-    def _is_past_time_limit(self) -> bool:
-        """Return whether the launch has reached the job's time limit, and was not asked to exit yet."""
-        is_over = time.monotonic() - self._began >= self._time_limit_s
-        return is_over and not self._lifecycle.is_leaving and self._lifecycle.verdict is None
 
     def _see_off(
         self, tell: Callable[[LifecycleEvent], None], verdict: Verdict, is_hurried: Callable[[], bool]
