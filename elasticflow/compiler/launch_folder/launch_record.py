@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.compiler.launch_folder.materialize import read_plan
-from elasticflow.compiler.provenance.origins import JOB_JSON, Made, made_from, with_environment
-from elasticflow.compiler.provenance.sources import JOB_FILE
+from elasticflow.compiler.provenance.origins import JOB_FILE, JOB_JSON, Made, made_from, with_environment
 from elasticflow.errors import ElasticflowError, LaunchFolderError, RecordError
 from elasticflow.run_folder import snapshot_place
 from elasticflow.snapshots.store.catalog import Catalog

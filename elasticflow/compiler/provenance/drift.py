@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.compiler.provenance.job_json import public_tables, to_json
-from elasticflow.compiler.provenance.sources import JOB_FILE
+from elasticflow.compiler.provenance.origins import JOB_FILE
 from elasticflow.jobfile.tables.evaluation import path_of_set, without_set
 from elasticflow.protocol.key_weights import (
     EXACT_WEIGHTS,

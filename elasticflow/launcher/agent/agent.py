@@ -33,7 +33,7 @@ from elasticflow.launcher.agent.workers import (
 )
 from elasticflow.launcher.fork_server.helpers import HelperLostError
 from elasticflow.launcher.rendezvous import network
-from elasticflow.launcher.rendezvous.sender import FileSender
+from elasticflow.launcher.rendezvous.requests import FileSender
 from elasticflow.launcher.rendezvous.store_keys import ORDERS, is_requested, requested_check
 from elasticflow.launcher.rendezvous.supervisor_channel import Orders, Outbox
 from elasticflow.launcher.restarts.failures import aborted_by_nccl

@@ -12,7 +12,7 @@ import pytest
 from elasticflow.compiler.launch_folder.materialize import materialize, read_plan
 from elasticflow.compiler.plan.launch_plan import plan_job
 from elasticflow.compiler.provenance.job_json import job_digest, job_from_json, job_to_json
-from elasticflow.compiler.provenance.sources import own_sources
+from elasticflow.compiler.provenance.origins import own_sources
 from elasticflow.jobfile.load import load_job, require_job
 from elasticflow.protocol.loop_settings import LoopSettings
 
