@@ -73,9 +73,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elasticflow.events import EventRecord
-    from elasticflow.launcher.supervisor.commands import LifecycleEvent
+    from elasticflow.launcher.supervisor.commands import LifecycleEvent, Verdict
     from elasticflow.launcher.supervisor.launch_record import Launch
-    from elasticflow.launcher.supervisor.outcomes import Verdict
     from elasticflow.protocol.messages import Message
 
 _POLL_S = 0.01
