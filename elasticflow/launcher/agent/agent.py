@@ -31,7 +31,7 @@ from elasticflow.launcher.agent.workers import (
     environment_of_script,
     master_of,
 )
-from elasticflow.launcher.fork_server.helpers import HelperLostError
+from elasticflow.launcher.fork_server.server_process import HelperLostError
 from elasticflow.launcher.rendezvous import network
 from elasticflow.launcher.rendezvous.requests import FileSender
 from elasticflow.launcher.rendezvous.store_keys import ORDERS, is_requested, requested_check

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elasticflow.launcher.agent.waiting_agent import waiting_agent
-from elasticflow.launcher.fork_server.helpers import HELPER_KILLED, STORE_LOST
 from elasticflow.launcher.fork_server.protocol import Setup
+from elasticflow.launcher.fork_server.server_process import HELPER_KILLED, STORE_LOST
 from elasticflow.protocol import worker_environment
 from elasticflow.protocol.child_processes import (
     Warm,  # noqa: TC001  # the codec reads the fields' types

@@ -102,7 +102,7 @@ def _fork_server(
 def _end_of(serve: Callable[[], None]) -> int:
     """Call *serve* and return this process' exit code; the last line of its log says why."""
     from elasticflow.errors import TokenRefusedError
-    from elasticflow.launcher.fork_server.helpers import STORE_LOST, HelperLostError
+    from elasticflow.launcher.fork_server.server_process import STORE_LOST, HelperLostError
     from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunRefusedError
     from elasticflow.protocol.store_address import StoreLostError
 
@@ -126,7 +126,7 @@ def _serve(
     heartbeats: WorkerHeartbeats,
     cache: CompilerCacheKeeper | None,
 ) -> None:
-    from elasticflow.launcher.fork_server.helpers import HelperLostError
+    from elasticflow.launcher.fork_server.server_process import HelperLostError
     from elasticflow.snapshots.client.writer_process import WriterNotStartedError, start_writer
 
     try:

@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from elasticflow.launcher.fork_server.preload import (
     open_accelerator,
@@ -67,7 +67,7 @@ def main() -> NoReturn:
     is_warm = sys.argv[3] == "warm"
     # Imports make much garbage and hardly any cycle of it: looking for cycles would take a sixth of their time.
     gc.disable()
-    begun: _Begun | None = None
+    begun: tuple[Setup, Probe] | None = None
     for name in warm_up() if is_warm else ():
         # The probe wants torch, and asks it beside the imports that follow.
         if begun is None and name != "numpy" and readable([connection.fileno()], 0):
@@ -93,19 +93,14 @@ def main() -> NoReturn:
     _serve(channel, setup, ready)
 
 
-class _Begun(NamedTuple):
-    setup: Setup
-    probe: Probe
-
-
-def _begin(channel: MessageChannel) -> _Begun:
+def _begin(channel: MessageChannel) -> tuple[Setup, Probe]:
     """Wait for the setup; take over its variables and its log, and start the child that asks torch."""
     setup = _wait_for_setup(channel)
     os.environ.update(setup.environment)
     if setup.log:
         _move_output_to(setup.log)
     mask_streams()
-    return _Begun(setup, Probe(setup.arguments))
+    return setup, Probe(setup.arguments)
 
 
 def _move_output_to(log: str) -> None:
@@ -263,7 +258,7 @@ class Server:
         self._standbys.disown()
         take_over(request)
         if self._setup.start_method == "spawn":
-            command = [sys.executable, "-u", "-m", "elasticflow.launcher.fork_server.spawned"]
+            command = [sys.executable, "-u", "-m", "elasticflow.launcher.fork_server.worker_process"]
             run = self._setup.entry_point if self._setup.script is None else to_json(self._setup.script)
             os.execv(sys.executable, [*command, str(server), run])  # noqa: S606  # argv of our own making
         if self._setup.script is not None:
