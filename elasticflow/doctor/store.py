@@ -20,7 +20,7 @@ from elasticflow.run_folder import RUNS, RunFolder, snapshot_place
 from elasticflow.storage import urls
 from elasticflow.storage.retry import Patience
 from elasticflow.storage.storage import Storage
-from elasticflow.system.mounts import file_system_of
+from elasticflow.system.kernel_files import file_system_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

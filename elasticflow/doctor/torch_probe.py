@@ -10,7 +10,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elasticflow.doctor.check import CheckResult, Needs, Verdict, ok
 from elasticflow.observe.terminal.formats import plural, span
@@ -30,7 +30,7 @@ import json, time
 began = time.perf_counter()
 import torch, torch.distributed as dist
 facts = {"version": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip,
-         "seconds": time.perf_counter() - began, "distributed": dist.is_available(), "error": None, "kind": None,
+         "seconds": time.perf_counter() - began, "error": None, "kind": None,
          "devices": [], "untried": []}
 for name in ("gloo", "nccl", "xccl"):
     facts[name] = dist.is_available() and getattr(dist, f"is_{name}_available", bool)()
@@ -74,40 +74,28 @@ _BACKENDS = {"cuda": "nccl", "xpu": "xccl"}
 
 @dataclass(frozen=True)
 class _TorchFacts:
-    """Findings of the child process.
+    """Findings of the child process, as it prints them.
 
     Attributes:
-        build: Kind of the build, in words.
+        cuda: Version of CUDA that the build is for; None: it is for another kind of devices.
+        hip: The same of HIP.
         error: Error of a device; None if all devices work.
         kind: Type of the devices; None if there are none.
         untried: Name of each device that nothing was computed on, since it is in use or may be.
-        backends: Backends of torch.distributed that are needed here; true for each that this build has.
+        gloo: True if this build has that backend of torch.distributed; so for the others.
     """
 
     version: str
-    build: str
+    cuda: str | None
+    hip: str | None
     seconds: float
     error: str | None
     kind: str | None
-    devices: tuple[str, ...]
-    untried: tuple[str, ...]
-    backends: dict[str, bool]
-
-    @classmethod
-    def from_json(cls, facts: dict[str, Any]) -> _TorchFacts:
-        """Return the findings in the child's output."""
-        cuda = f"for CUDA {facts['cuda']}" if facts["cuda"] else None
-        needed = ("gloo", _BACKENDS[facts["kind"]]) if facts["kind"] in _BACKENDS else ("gloo",)
-        return cls(
-            version=facts["version"],
-            build=cuda or ("for ROCm" if facts["hip"] else "for CPU"),
-            seconds=facts["seconds"],
-            error=facts["error"],
-            kind=facts["kind"],
-            devices=tuple(facts["devices"]),
-            untried=tuple(facts["untried"]),
-            backends={name: facts[name] for name in needed},
-        )
+    devices: list[str]
+    untried: list[str]
+    gloo: bool
+    nccl: bool
+    xccl: bool
 
 
 class TorchProbe:
@@ -167,7 +155,7 @@ class TorchProbe:
                 f"install it anew: {_INSTALL}",
             )
             return
-        facts = _TorchFacts.from_json(json.loads(out.strip().splitlines()[-1]))
+        facts = _TorchFacts(**json.loads(out.strip().splitlines()[-1]))
         yield _version(facts)
         yield _devices(facts, needs)
         yield _backend(facts, needs)
@@ -181,7 +169,8 @@ class TorchProbe:
 
 
 def _version(facts: _TorchFacts) -> CheckResult:
-    fact = f"{facts.version} {facts.build}, imported in {span(facts.seconds)}"
+    build = f"for CUDA {facts.cuda}" if facts.cuda else "for ROCm" if facts.hip else "for CPU"
+    fact = f"{facts.version} {build}, imported in {span(facts.seconds)}"
     if torch_versions.untried(facts.version) is None:
         return ok(_TOPIC, "torch", fact)
     meaning = f"this version of elasticflow was tried with torch {torch_versions.tried()} only"
@@ -194,7 +183,7 @@ def _wanted(needs: Needs) -> str:
 
 def _devices(facts: _TorchFacts, needs: Needs) -> CheckResult:
     wanted = _wanted(needs)
-    seen = _counted((*facts.devices, *facts.untried))
+    seen = _counted([*facts.devices, *facts.untried])
     if wanted == _CPU:
         hidden = f"{seen}, hidden: " if facts.kind is not None else ""
         return ok(_TOPIC, "devices", f'{hidden}workers run on the CPU, as nodes.device = "cpu" says')
@@ -235,13 +224,14 @@ def _devices(facts: _TorchFacts, needs: Needs) -> CheckResult:
     return ok(_TOPIC, "devices", "no GPU: workers run on the CPU")
 
 
-def _counted(names: tuple[str, ...]) -> str:
+def _counted(names: list[str]) -> str:
     return f"{plural(len(names), 'GPU')}: {', '.join(sorted(set(names)))}"
 
 
 def _backend(facts: _TorchFacts, needs: Needs) -> CheckResult:
-    needed = ["gloo"] if _wanted(needs) == _CPU else list(facts.backends)
-    if missing := [name for name in needed if not facts.backends[name]]:
+    of_devices = _BACKENDS.get(facts.kind or "")
+    needed = ["gloo"] if _wanted(needs) == _CPU or of_devices is None else ["gloo", of_devices]
+    if missing := [name for name in needed if not getattr(facts, name)]:
         meaning = "workers cannot exchange gradients"
         fact = f"{', '.join(missing)} is missing in this build"
         return CheckResult(_TOPIC, "backends", "problem", fact, meaning, "install another build of torch")

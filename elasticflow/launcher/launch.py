@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.compiler import compile_job
-from elasticflow.compiler.launch_folder.edited_entry_point import edited_entry_point
+from elasticflow.compiler.launch_folder.materialize import materialize
+from elasticflow.compiler.plan.launch_plan import plan_job
 from elasticflow.compiler.provenance.origins import Made, origins_now
 from elasticflow.errors import GpuMissingError, StorageError, TorchMissingError
 from elasticflow.launcher import resume_check
@@ -20,8 +19,8 @@ from elasticflow.launcher.journal.run_lock import locked
 from elasticflow.launcher.rendezvous import connections, network
 from elasticflow.launcher.rendezvous.leadership import open_store
 from elasticflow.launcher.rendezvous.token import given_token, open_port_warning
-from elasticflow.launcher.supervisor.launch_record import Launch
-from elasticflow.launcher.supervisor.scale_schedule import ALONE, check_scale
+from elasticflow.launcher.supervisor.launch_record import Launch, Request
+from elasticflow.launcher.supervisor.scale_schedule import check_scale
 from elasticflow.launcher.supervisor.supervisor import Supervisor
 from elasticflow.protocol import worker_environment
 from elasticflow.run_folder import snapshot_place
@@ -33,38 +32,12 @@ from elasticflow.system import records, torch_versions
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from elasticflow.compiler import CompiledJob
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
     from elasticflow.compiler.provenance.drift import Difference
     from elasticflow.jobfile.tables.job import Job
     from elasticflow.launcher.journal.run_lock import RunLock
     from elasticflow.launcher.rendezvous.leadership import LaunchStore
-    from elasticflow.launcher.supervisor.scale_schedule import ScaleChange
     from elasticflow.run_folder import RunFolder
-
-
-@dataclass(frozen=True)
-class Request:
-    """A launch to be made.
-
-    Attributes:
-        folder: The run folder; it need not exist.
-        accept_drift: Differences that change the trajectory are wanted.
-        node_rank: This machine's place among the nodes, where the rendezvous is static.
-        case: The case of the job file's [matrix] that the job is.
-        follower: Command of the process that follows the run's files (`supervisor/follower.py`); empty: there is none.
-    """
-
-    job: Job
-    files: tuple[Path, ...]
-    overrides: tuple[str, ...]
-    project_root: Path
-    folder: RunFolder
-    accept_drift: bool = False
-    scale: tuple[ScaleChange, ...] = ALONE
-    node_rank: int | None = None
-    case: str | None = None
-    follower: tuple[str, ...] = ()
 
 
 def launch(
@@ -110,8 +83,9 @@ def prepare(request: Request, warn: Callable[[str], None]) -> Iterator[Launch]:
     check_torch(warn)
     check_gpus(request.job)
     check_scale(request.scale, request.job.nodes)
-    compiled = compile_job(request.job, request.files, request.project_root, request.overrides, request.case)
-    plan = compiled.plan
+    plan = plan_job(
+        request.job, project_root=request.project_root, job_files=request.files, case=request.case
+    )
     uri, prefix = snapshot_place(plan.snapshots.uri, request.folder, request.project_root)
     storage = Storage(uri, plan.snapshots.options)
     storage.check_writable()
@@ -122,12 +96,12 @@ def prepare(request: Request, warn: Callable[[str], None]) -> Iterator[Launch]:
             warn(sentence)
     with locked(request.folder) as lock, contextlib.closing(open_store(plan, token)) as store:
         writer = WriterStart(uri, request.folder.run_id, plan.snapshots, prefix)
-        yield _next_launch(request, compiled, Catalog(storage, prefix), writer, store, lock, warn)
+        yield _next_launch(request, plan, Catalog(storage, prefix), writer, store, lock, warn)
 
 
 def _next_launch(
     request: Request,
-    compiled: CompiledJob,
+    plan: LaunchPlan,
     catalog: Catalog,
     writer: WriterStart,
     store: LaunchStore,
@@ -135,18 +109,22 @@ def _next_launch(
     warn: Callable[[str], None],
 ) -> Launch:
     """Return the run's next launch, whose folder is written; what it is made from lies beside the snapshots, too."""
-    folder, plan = request.folder, compiled.plan
+    folder = request.folder
     with _naming_files(folder):
         folder.cancel.unlink(missing_ok=True)  # of the launch before
         _check_files(folder, catalog)
         made, drift = _made(request, plan, catalog, warn)
         edited = None
         if plan.script is None:
-            edited = edited_entry_point(folder, request.project_root, drift, warn)
+            edited = resume_check.edited_entry_point(folder, drift, warn)
         catalog.newest()  # one that can be read, or none: else no generation would come to a step
     number = (folder.launch_numbers() or [0])[-1] + 1
-    compiled.write(
+    materialize(
+        plan,
+        request.job,
         folder.launch(number),
+        project_root=request.project_root,
+        overrides=request.overrides,
         entry_point=edited,
         origins=made.origins,
         drift=[difference.to_json() for difference in drift],
@@ -155,25 +133,18 @@ def _next_launch(
         resume_check.record_job(folder, catalog, plan, made, request.overrides)
         resume_check.take_in_failures(folder, catalog)
     return Launch(
+        request=request,
         plan=plan,
-        job=request.job,
-        folder=folder,
         number=number,
-        launch_id=made.origins.launch_id,
-        project_root=request.project_root,
+        origins=made.origins,
         catalog=catalog,
         writer=writer,
         store=store,
         lock=lock,
         is_resumed=number > 1 or catalog.newest_generation() > 0,
         is_edited=edited is not None,
-        scale=request.scale,
-        node_rank=request.node_rank or 0,
         drift=tuple(drift),
-        sources=made.origins.code,
         lost=ending_of(folder),
-        follower=request.follower,
-        accept_drift=request.accept_drift,
     )
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
     from elasticflow.launcher.join import Address
-    from elasticflow.launcher.launch import Request
+    from elasticflow.launcher.supervisor.launch_record import Request
 
 # A scheduler may start the machine that leads long after the others: its image has to be fetched first.
 _PATIENCE_S = 600.0

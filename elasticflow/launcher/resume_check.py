@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import time
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.compiler.launch_folder.launch_record import (
-    LaunchRecord,
-    newest_record,
-    record_from,
-)
+from elasticflow.compiler.launch_folder.launch_record import LaunchRecord, newest_record, record_from
+from elasticflow.compiler.launch_folder.materialize import TRAIN_PY, digest_as_written
 from elasticflow.compiler.provenance.drift import compare_made, lines_of
 from elasticflow.compiler.provenance.job_json import job_to_json
 from elasticflow.compiler.provenance.origins import JOB_JSON, Made
@@ -32,6 +31,8 @@ _REMEDIES = {
     "corrupting": "start a new run of the changed job: elasticflow run",
     "trajectory": "undo the change, or say that you want it: --accept-drift",
 }
+# The function that the last line of a generated train.py calls, now and in launches of earlier versions.
+_MAIN_CALLS = {"program", "run"}
 
 
 def made_before(
@@ -137,3 +138,55 @@ def _expects_changed_code(folder: RunFolder) -> bool:
     if not isinstance(verdict, dict):
         return False
     return any(name == verdict.get("class") and row.excuses_drift for name, row in FAILURES.items())
+
+
+def edited_entry_point(
+    folder: RunFolder, differences: Sequence[Difference], warn: Callable[[str], None]
+) -> str | None:
+    """Return the newest launch's train.py if it was edited by hand and still fits the job.
+
+    Where it is not known what was written, the file counts as edited: training continues with what it has trained with.
+
+    Raises:
+        RecordError: the file is no program that trains, perhaps by mistake.
+    """
+    numbers = folder.launch_numbers()
+    if not numbers:
+        return None
+    before = folder.launch(numbers[-1])
+    path = before / TRAIN_PY
+    text = records.read_text(path)
+    if text is None:
+        warn(f"{path} is absent; it is made anew from the job")
+        return None
+    if not isinstance(text, Damage):
+        written = digest_as_written(before)
+        if hashlib.sha256(text.encode()).hexdigest() == written:
+            return None
+        if isinstance(written, Damage):
+            warn(f"{written}; whether train.py was edited is not known, so it is used as it is")
+    problem = text.why if isinstance(text, Damage) else _problem_of(text)
+    if problem is not None:
+        raise RecordError(
+            f"{path} {problem}",
+            "mend it; or remove it, and the same command makes it anew from the job",
+        )
+    assert isinstance(text, str)
+    if any(difference.is_of_the_job for difference in differences):
+        warn(f"the job changed, so train.py is made anew; the edited one stays in {before}")
+        return None
+    return text
+
+
+def _problem_of(text: str) -> str | None:
+    """Return why *text* is no program that trains, as the rest of a sentence; None if it may be one."""
+    try:
+        program = ast.parse(text)
+    except (SyntaxError, ValueError) as error:  # ValueError: a null byte
+        return f"is no Python: {getattr(error, 'msg', error)} in line {getattr(error, 'lineno', None) or 1}"
+    except RecursionError:
+        return "is no Python: nested too deeply"
+    calls = (node.func for node in ast.walk(program) if isinstance(node, ast.Call))
+    if any(getattr(call, "attr", getattr(call, "id", "")) in _MAIN_CALLS for call in calls):
+        return None
+    return "does not call worker.program, so it trains nothing"

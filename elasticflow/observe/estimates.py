@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from elasticflow.compiler.launch_folder.launch_record import made_in
 from elasticflow.compiler.plan.forecast import Known
 from elasticflow.compiler.provenance.drift import compare_made
-from elasticflow.compiler.provenance.origins import Made, made_in, origins_now
+from elasticflow.compiler.provenance.origins import Made, origins_now
 from elasticflow.errors import LaunchFolderError
 from elasticflow.observe.history import RunHistory, state_of
 from elasticflow.observe.records import tail

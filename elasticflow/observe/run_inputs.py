@@ -6,9 +6,10 @@ import difflib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from elasticflow.compiler.launch_folder.launch_record import made_in
 from elasticflow.compiler.launch_folder.materialize import source_copy
 from elasticflow.compiler.provenance.drift import Difference, compare_made
-from elasticflow.compiler.provenance.origins import Made, environment_of, made_from, made_in, origins_now
+from elasticflow.compiler.provenance.origins import Made, environment_of, made_from, origins_now
 from elasticflow.errors import RunNotFoundError, StorageError
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.snapshots.locate import URL

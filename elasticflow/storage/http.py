@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, cast
+from typing import Any, BinaryIO, NoReturn, cast
 from urllib.parse import unquote
 
 from elasticflow.errors import StorageError
 from elasticflow.storage import errors
 from elasticflow.storage.objects import ObjectStore
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from elasticflow.system.atomic_files import Part
 
 _ABSENT = (404, 410)
 
@@ -26,22 +21,6 @@ class HttpStore(ObjectStore):
     def __init__(self, fs: Any, root: str, shown: str) -> None:
         super().__init__(fs, root)
         self._shown = shown
-
-    def write(self, path: str, parts: Iterable[Part]) -> NoReturn:
-        """Raise StorageError."""
-        self._refuse()
-
-    def create(self, path: str, data: bytes) -> NoReturn:
-        """Raise StorageError."""
-        self._refuse()
-
-    def remove(self, path: str) -> NoReturn:
-        """Raise StorageError."""
-        self._refuse()
-
-    def remove_tree(self, folder: str) -> NoReturn:
-        """Raise StorageError."""
-        self._refuse()
 
     def read_range(self, path: str, start: int, size: int) -> bytes:
         """See Store. A server without range requests sends the whole file."""
@@ -74,6 +53,8 @@ class HttpStore(ObjectStore):
                 raise error.__cause__ from None
             raise
 
-    def _refuse(self) -> NoReturn:
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
         remedy = "write to another place and serve that: http only reads"
         raise StorageError(f"{self._shown} is read-only", remedy)
+
+    write = create = remove = remove_tree = _refuse

@@ -147,7 +147,12 @@ class Storage:
         try:
             self._do("create", path, lambda store: store.create(path, data))
         except FileExistsError:
-            return not self.is_local and self._reads_as(path, data)
+            if self.is_local:
+                return False
+            # An earlier put may have succeeded, and only its answer was lost.
+            with contextlib.suppress(FileNotFoundError):
+                return self.read(path) == data
+            return False
         return True
 
     def read(self, path: str) -> bytes:
@@ -263,13 +268,6 @@ class Storage:
             without_secrets = errors.as_os_error(error, self._text(error))
         # Raised outside of the handler: its cause may hold secrets.
         raise without_secrets
-
-    def _reads_as(self, path: str, data: bytes) -> bool:
-        """Return whether the file has these bytes: an earlier put succeeded, and only its answer was lost."""
-        try:
-            return self.read(path) == data
-        except FileNotFoundError:
-            return False
 
     def _opened(self) -> Store:
         # Connections do not survive a fork.

@@ -191,20 +191,13 @@ def lines_from_end(path: Path) -> Iterator[tuple[int, bytes]]:
             yield len(rest), rest
 
 
-def append_line(path: Path, record: Mapping[str, Any]) -> None:
-    """Append one line to the file at *path*, which is made if it is absent; the line is on disk afterwards.
-
-    A line that a crash has torn is ended first, so that it does not swallow the new one.
-    """
-    line = json.dumps(record) + "\n"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab+") as file:
-        if file.tell() > 0:
-            file.seek(-1, os.SEEK_END)
-            line = line if file.read(1) == b"\n" else "\n" + line
-        file.write(line.encode())
-        file.flush()
-        os.fsync(file.fileno())
+def append_lines(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """Append *records* to the file at *path*, as `AppendedLines` does; they are on disk afterwards."""
+    if records:
+        lines = AppendedLines(path)
+        lines.append(records)
+        lines.sync()
+        lines.close()
 
 
 def _read_at(descriptor: int, start: int, size: int) -> bytes:

@@ -7,22 +7,20 @@ everything, and so that signals go to one process per launch.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elasticflow import errors, events
-from elasticflow.compiler.provenance.job_json import job_from_json, job_to_json
 from elasticflow.errors import ElasticflowError, TrialFailedError
-from elasticflow.jobfile.tables.launching import EnvTable
-from elasticflow.launcher.launch import Request, launch
-from elasticflow.launcher.supervisor.scale_schedule import ALONE, ScaleChange
+from elasticflow.launcher.launch import launch
+from elasticflow.launcher.supervisor.launch_record import Request
+from elasticflow.launcher.supervisor.scale_schedule import ALONE
 from elasticflow.observe.history import RunHistory, state_of
 from elasticflow.protocol import trajectory_record, worker_environment
 from elasticflow.run_folder import RunFolder
@@ -36,6 +34,7 @@ from elasticflow.trials.trial import job_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from elasticflow.jobfile.tables.job import Job
     from elasticflow.trials.fault_actions import DoneFault
@@ -153,7 +152,7 @@ class TrialRun:
             )
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
-            stdin.write(request_to_json(request).encode())
+            stdin.write(pickle.dumps(request))
 
     @property
     def _log(self) -> Path:
@@ -212,49 +211,13 @@ class TrialRun:
 def main() -> None:
     """Make one launch of a trial: `python -m elasticflow.trials.child PARENT_PID`, with the request on standard input."""
     die_with_parent(int(sys.argv[1]))
-    request = request_from_json(sys.stdin.read())
+    request: Request = pickle.loads(sys.stdin.buffer.read())  # noqa: S301  # of the process that started this one
     try:
         code = launch(request, lambda _: None, lambda sentence: _say(f"warning: {sentence}"))
     except ElasticflowError as error:
         _say(f"error: {error}")
         code = error.exit_code
     os._exit(code)  # see `cli/main.py`
-
-
-def request_to_json(request: Request) -> str:
-    """Return a launch of a trial as JSON for its process; `request_from_json` reads it. It holds secrets of [env]."""
-    env = request.job.env or EnvTable()
-    content = {
-        "job": job_to_json(request.job),
-        "secrets": {name: value for name, value in env.values().items() if name in env.secrets()},
-        "files": [str(path) for path in request.files],
-        "project_root": str(request.project_root),
-        "run_folder": str(request.folder.path),
-        "scale": [
-            [change.nodes, change.by_force, change.cue and str(change.cue)] for change in request.scale
-        ],
-    }
-    return json.dumps(content)
-
-
-def request_from_json(text: str) -> Request:
-    """Return the launch in a text that `request_to_json` wrote."""
-    content = json.loads(text)
-    job, secrets = job_from_json(content["job"]), content["secrets"]
-    if secrets:
-        variables = {} if job.env is None else job.env.values()
-        variables |= {name: {"value": value, "secret": True} for name, value in secrets.items()}
-        job = job.model_copy(update={"env": EnvTable.model_validate(variables)})
-    return Request(
-        job=job,
-        files=tuple(map(Path, content["files"])),
-        overrides=(),
-        project_root=Path(content["project_root"]),
-        folder=RunFolder(Path(content["run_folder"])),
-        scale=tuple(
-            ScaleChange(0.0, nodes, by_force, cue and Path(cue)) for nodes, by_force, cue in content["scale"]
-        ),
-    )
 
 
 def _say(text: str) -> None:

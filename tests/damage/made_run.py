@@ -43,7 +43,7 @@ class _Beginning(Supervisor):
     """A launch that claims a generation, trains for some steps and is interrupted: its files alone."""
 
     def _lead(self) -> int:
-        launch, folder = self._launch, self._launch.folder
+        launch, folder = self._launch, self._launch.request.folder
         self._announce()
         ledger = RestartLedger(folder.ledger)
         ledger.append(LedgerEntry(1.0, "crash", 12, 0, 12, 0, 1, "f", charged=True))

@@ -46,9 +46,8 @@ from elasticflow.protocol.messages import (
 
 if TYPE_CHECKING:
     from elasticflow.launcher.agent.agent_process import AgentEnd
-    from elasticflow.launcher.supervisor.commands import Answer, Command, LifecycleEvent
+    from elasticflow.launcher.supervisor.commands import Answer, Command, LifecycleEvent, Verdict
     from elasticflow.launcher.supervisor.generations import Generation
-    from elasticflow.launcher.supervisor.outcomes import Verdict
 
 GRACE_S = 30.0
 

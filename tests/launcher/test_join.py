@@ -14,12 +14,12 @@ from elasticflow.compiler.provenance.job_json import job_to_json
 from elasticflow.errors import LaunchNotFoundError, NodeRefusedError, RunLockedError
 from elasticflow.launcher import join
 from elasticflow.launcher.join import Address, await_server, check_shared
-from elasticflow.launcher.launch import Request
 from elasticflow.launcher.rendezvous.invitation import Invitation, versions
 from elasticflow.launcher.rendezvous.leadership import connect
 from elasticflow.launcher.rendezvous.store_keys import INVITATION as INVITATION_KEY
 from elasticflow.launcher.rendezvous.store_keys import SUPERVISOR_BEAT
 from elasticflow.launcher.rendezvous.store_server import StoreServer
+from elasticflow.launcher.supervisor.launch_record import Request
 from elasticflow.protocol.store_address import StoreAddress, StoreLostError
 from elasticflow.run_folder import RunFolder
 from elasticflow.snapshots.store.catalog import Catalog

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from elasticflow.errors import ANSWER_IS_NO, INTERRUPTED
-from elasticflow.launcher import joined_node
-from elasticflow.launcher.joined_node import JoinedNode
+from elasticflow.launcher import join
+from elasticflow.launcher.join import JoinedNode
 from elasticflow.launcher.rendezvous.store_keys import EXIT_CODE
 from elasticflow.protocol.store_address import StoreLostError
 
@@ -60,9 +60,9 @@ class _Agent:
 
 def test_agent_that_keeps_ending_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its last words say why; the machine that leads has heard of each end."""
-    monkeypatch.setattr(joined_node, "_POLL_S", 0.001)
+    monkeypatch.setattr(join, "_POLL_S", 0.001)
     store, agent, said = _Store(), _Agent(), list[str]()
-    code = JoinedNode("n", cast("AgentProcess", agent), cast("ControlStore", store), said.append).run()
+    code = JoinedNode("n", cast("AgentProcess", agent), cast("ControlStore", store), said.append).take_part()
 
     assert ANSWER_IS_NO == code
     assert (5, 5) == (agent.starts, len(store.told))
@@ -85,7 +85,7 @@ def test_node_that_was_cut_off_tries_other_connections(
 ) -> None:
     """Its agent has ended meanwhile: once the launch is reached again, that is told there, and another one is started."""
     for name in ("_POLL_S", "_AGAIN_S"):
-        monkeypatch.setattr(joined_node, name, 0.001)
+        monkeypatch.setattr(join, name, 0.001)
     agent, said, back = _Agent(), list[str](), _Store()
     answers = iter([None, None, back]) if comes_back else iter([None, None])
 
@@ -95,7 +95,7 @@ def test_node_that_was_cut_off_tries_other_connections(
         return cast("ControlStore | None", store)
 
     node = JoinedNode("n", cast("AgentProcess", agent), cast("ControlStore", _Cut()), said.append, reconnect)
-    code = node.run()
+    code = node.take_part()
 
     assert code == (ANSWER_IS_NO if comes_back else INTERRUPTED)
     assert (5 if comes_back else 0) == len(back.told)
@@ -123,9 +123,11 @@ class _Importing(_Agent):
 
 def test_agent_that_still_imports_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ignores the signal until then: this machine would join, and take part for ever."""
-    monkeypatch.setattr(joined_node, "_ASK_S", 0.01)
+    monkeypatch.setattr(join, "_ASK_S", 0.01)
     agent, said = _Importing(), list[str]()
-    code = JoinedNode("n", cast("AgentProcess", agent), cast("ControlStore", _Store()), said.append).run()
+    code = JoinedNode(
+        "n", cast("AgentProcess", agent), cast("ControlStore", _Store()), said.append
+    ).take_part()
 
     assert (INTERRUPTED, 1) == (code, agent.starts)
     assert ["asked to leave: the workers leave after their step"] == said
@@ -141,7 +143,7 @@ def test_machine_that_was_asked_does_not_wait_for_a_supervisor_that_is_gone(
     agent._ready_at = float("inf")
     node = JoinedNode("n", cast("AgentProcess", agent), cast("ControlStore", _Store()), lambda _: None)
 
-    assert INTERRUPTED == node.run()
+    assert INTERRUPTED == node.take_part()
     assert node.was_asked
 
 
@@ -173,7 +175,7 @@ def test_launch_that_is_over_is_not_led_anew_while_the_writer_finishes(
     monkeypatch.setattr("elasticflow.launcher.rendezvous.liveness._SILENT_S", 0.3)
     monkeypatch.setattr("elasticflow.launcher.rendezvous.liveness.BEAT_S", 0.01)
     node = JoinedNode("n", cast("AgentProcess", _Finishing()), cast("ControlStore", _Over()), lambda _: None)
-    assert 0 == node.run()
+    assert 0 == node.take_part()
 
 
 class _Killed(_Agent):
@@ -187,7 +189,7 @@ def test_agent_that_is_killed_from_outside_is_started_again_each_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A kill says nothing about the next agent."""
-    monkeypatch.setattr(joined_node, "_POLL_S", 0.001)
+    monkeypatch.setattr(join, "_POLL_S", 0.001)
     agent = _Killed()
-    JoinedNode("n", cast("AgentProcess", agent), cast("ControlStore", _Store()), lambda _: None).run()
+    JoinedNode("n", cast("AgentProcess", agent), cast("ControlStore", _Store()), lambda _: None).take_part()
     assert 7 + 5 == agent.starts

@@ -23,10 +23,11 @@ from elasticflow.errors import (
     TorchMissingError,
 )
 from elasticflow.launcher import launch as launch_module
-from elasticflow.launcher.launch import Request, check_gpus, check_torch, launch
+from elasticflow.launcher.launch import check_gpus, check_torch, launch
 from elasticflow.launcher.restarts.restart_ledger import RestartLedger
 from elasticflow.launcher.restarts.restart_policy import FailedAttempt, RestartPolicy
 from elasticflow.launcher.supervisor.command_runner import claim_generation
+from elasticflow.launcher.supervisor.launch_record import Request
 from elasticflow.protocol.json_codec import from_json, to_json
 from elasticflow.run_folder import RunFolder, snapshot_place
 from elasticflow.snapshots.format.writer_config import WriterStart
@@ -95,7 +96,9 @@ def claim(
     ledger: RestartLedger | None = None,
 ) -> int | None:
     """Claim the launch's next generation; by default with the ledger as the run folder has it."""
-    return claim_generation(launch, ledger or RestartLedger(launch.folder.ledger), reason, last, nodes)
+    return claim_generation(
+        launch, ledger or RestartLedger(launch.request.folder.ledger), reason, last, nodes
+    )
 
 
 def test_launches_of_a_run_are_counted(trial: Trial) -> None:
@@ -145,7 +148,7 @@ def test_claim_whose_answer_was_lost_is_the_launchs_own(trial: Trial) -> None:
 def test_failures_are_counted_on_where_there_is_no_run_folder_too(trial: Trial) -> None:
     """What failed before a generation lies beside the snapshots: another machine has what is left of the budget."""
     first = trial.launch(snapshots__uri="store")
-    ledger = RestartLedger(first.folder.ledger)
+    ledger = RestartLedger(first.request.folder.ledger)
     assert 1 == claim(first, "start", ledger=ledger)
     for generation in (1, 2):
         charge(first, ledger, FailedAttempt("crash", step=10 * generation, generation=generation))
@@ -153,7 +156,7 @@ def test_failures_are_counted_on_where_there_is_no_run_folder_too(trial: Trial) 
     shutil.move(trial.folder.path, trial.folder.path.with_name("here"))
 
     elsewhere = trial.launch(snapshots__uri="store")
-    goes_on = RestartLedger(elsewhere.folder.ledger)
+    goes_on = RestartLedger(elsewhere.request.folder.ledger)
     assert ledger.entries == goes_on.entries
     assert 1 == RestartPolicy(elsewhere.plan.restarts).left(goes_on.entries, time.time())
     charge(elsewhere, goes_on, FailedAttempt("hang", step=30, generation=3))
@@ -162,7 +165,7 @@ def test_failures_are_counted_on_where_there_is_no_run_folder_too(trial: Trial) 
     shutil.move(trial.folder.path.with_name("here"), trial.folder.path)
 
     back = trial.launch(snapshots__uri="store")
-    assert goes_on.entries == RestartLedger(back.folder.ledger).entries
+    assert goes_on.entries == RestartLedger(back.request.folder.ledger).entries
 
 
 def charge(launch: Launch, ledger: RestartLedger, failed: FailedAttempt) -> None:
@@ -211,7 +214,7 @@ def test_consent_is_given_to_one_launch(trial: Trial) -> None:
     before = dict(os.environ)
     trial.accept_drift = True
 
-    assert trial.launch(optimizer__args={"lr": 0.2}).accept_drift
+    assert trial.launch(optimizer__args={"lr": 0.2}).request.accept_drift
     assert before == dict(os.environ)
 
 

@@ -19,7 +19,7 @@ from elasticflow.errors import (
 )
 from elasticflow.launcher import lead_or_join as tested
 from elasticflow.launcher.join import Address
-from elasticflow.launcher.launch import Request
+from elasticflow.launcher.supervisor.launch_record import Request
 from elasticflow.run_folder import RunFolder
 
 if TYPE_CHECKING:

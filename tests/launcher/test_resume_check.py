@@ -97,3 +97,18 @@ def test_what_changes_the_trajectory_needs_consent_and_is_said(folder: RunFolder
 
     assert resume_check.check_drift(folder, before, changed, warn, accept_drift=True)
     assert any("lr" in sentence and "trajectory" in sentence for sentence in said)
+
+
+def test_an_edited_train_py_is_used_where_nothing_tells_whether_it_was_edited(folder: RunFolder) -> None:
+    """Training continues with what it has trained with; of a whole record an unedited train.py is made anew."""
+    job = _job()
+    materialize(plan_job(job, project_root=ROOT, job_files=[MNIST]), job, folder.launch(1), project_root=ROOT)
+    said, warn = _warnings()
+    assert resume_check.edited_entry_point(folder, [], warn) is None
+
+    train = folder.launch(1) / "train.py"
+    train.write_text(train.read_text() + "# edited\n")
+    (folder.launch(1) / "plan.json").write_text("not json")
+    carried = resume_check.edited_entry_point(folder, [], warn)
+    assert carried == train.read_text()
+    assert said[-1].endswith("whether train.py was edited is not known, so it is used as it is")

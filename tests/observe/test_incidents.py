@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -131,7 +132,7 @@ def test_supervisor_that_was_killed_is_told_with_its_step(run: Path) -> None:
         "status": "running",
         "step": 427,
         "generation": 2,
-        "machine": {**Machine.here().to_json()},
+        "machine": asdict(Machine.here()),
         "pid": 1,
     }
     (run / "state.json").write_text(json.dumps(state))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticflow.system.clocks import on_own_clock
+from elasticflow.launcher.rendezvous.supervisor_channel import on_own_clock
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.system.oom_kills import OomKills
+from elasticflow.system.free_memory import OomKills
 from tests.system.memory_groups import memory_group
 
 _GLUTTON = "kept = []\nwhile True: kept.append(b'x' * (4 << 20))"

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elasticflow.system.processes import STOPPED, state_of
-from elasticflow.system.stopped_child import STOPPED_S, StoppedChild
+from elasticflow.system.processes import STOPPED, STOPPED_S, StoppedChild, state_of
 from tests.launcher.conftest import wait_until
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,8 @@ from elasticflow.compiler.plan.launch_plan import plan_job
 from elasticflow.compiler.provenance.job_json import job_to_json
 from elasticflow.errors import TrialRefusedError
 from elasticflow.jobfile.tables.job import Job
-from elasticflow.launcher.launch import Request
+from elasticflow.launcher.supervisor.launch_record import Request
 from elasticflow.run_folder import RunFolder
-from elasticflow.trials import child
 from elasticflow.trials import trial as trials
 
 
@@ -79,7 +79,7 @@ def test_a_trial_has_the_secret_variables_of_the_job(tmp_path: Path) -> None:
     """Its process gets them by a pipe, where no record is: the job's code needs them as in a run."""
     given = job(env={"PLACE": "/data", "HUB": {"value": "hush"}, "API_KEY": "psst"})
     request = Request(given, (), (), tmp_path, RunFolder.of(tmp_path, "small", "1"))
-    made = child.request_from_json(child.request_to_json(request)).job
+    made = pickle.loads(pickle.dumps(request)).job
     assert made.env is not None
     assert {"PLACE": "/data", "HUB": "hush", "API_KEY": "psst"} == made.env.values()
     assert {"HUB", "API_KEY"} == made.env.secrets()

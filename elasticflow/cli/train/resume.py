@@ -11,7 +11,7 @@ from elasticflow.cli.parameters import RUN, job_of, set_option
 from elasticflow.cli.train.view import launch_shown, log_format_option
 
 if TYPE_CHECKING:
-    from elasticflow.launcher.launch import Request
+    from elasticflow.launcher.supervisor.launch_record import Request
 
 
 @click.command("resume")
@@ -40,7 +40,7 @@ def _request(run: str | None, overrides: tuple[str, ...], *, accept_drift: bool)
     from elasticflow.compiler.provenance.missing_imports import require_importable
     from elasticflow.errors import NothingToResumeError
     from elasticflow.jobfile.project import current_project_root
-    from elasticflow.launcher.launch import Request
+    from elasticflow.launcher.supervisor.launch_record import Request
     from elasticflow.observe.runs import find_run, is_finished, newest_resumable
 
     root = current_project_root()

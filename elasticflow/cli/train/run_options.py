@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from elasticflow.jobfile.load import LoadedJob
     from elasticflow.jobfile.tables.job import Job
-    from elasticflow.launcher.launch import Request
+    from elasticflow.launcher.supervisor.launch_record import Request
     from elasticflow.launcher.supervisor.scale_schedule import ScaleChange
 
 _RAY_PACKAGE = "_ray_pkg_"  # begins the name of a folder into which Ray unpacks a package (seen in 2.60)
@@ -152,7 +152,7 @@ class RunOptions:
             JobRefusedError: a package that the job's modules import is not installed here.
         """
         from elasticflow.compiler.provenance.missing_imports import require_importable
-        from elasticflow.launcher.launch import Request
+        from elasticflow.launcher.supervisor.launch_record import Request
 
         require_importable(loaded)
         return Request(

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from elasticflow.cli.train.run_options import RunOptions
     from elasticflow.jobfile.tables.job import Job
-    from elasticflow.launcher.launch import Request
     from elasticflow.launcher.machines.cluster import Demand
+    from elasticflow.launcher.supervisor.launch_record import Request
 
 
 def run_ray(options: RunOptions, launch: Callable[[Request], int]) -> int:

@@ -16,7 +16,7 @@ from elasticflow.protocol.run_files import is_only_shown
 
 if TYPE_CHECKING:
     from elasticflow.events import EventRecord
-    from elasticflow.launcher.launch import Request
+    from elasticflow.launcher.supervisor.launch_record import Request
 
 log_format_option = click.option(
     "--log-format",

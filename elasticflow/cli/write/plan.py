@@ -122,9 +122,12 @@ def _write(
 ) -> None:
     """Write the files of a launch, and say how to start it."""
     from elasticflow.cli.output import shell_path, show_warnings
-    from elasticflow.compiler import compile_job
+    from elasticflow.compiler.launch_folder.materialize import materialize
+    from elasticflow.compiler.plan.launch_plan import plan_job
 
-    compile_job(loaded.job, loaded.files, loaded.project_root, overrides, case).write(folder, force=force)
+    job, root = loaded.job, loaded.project_root
+    plan = plan_job(job, project_root=root, job_files=loaded.files, case=case)
+    materialize(plan, job, folder, project_root=root, overrides=overrides, force=force)
     show_warnings(loaded)
     torchrun, train = (shell_path(folder / name) for name in ("torchrun.sh", "train.py"))
     if loaded.job.script is not None:

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from elasticflow.compiler.plan.forecast import Knowledge, KnownSets
-    from elasticflow.compiler.plan.launch_plan import LaunchPlan
-    from elasticflow.compiler.plan.script import ScriptPlan
+    from elasticflow.compiler.plan.launch_plan import LaunchPlan, ScriptPlan
     from elasticflow.jobfile.tables.job import Job
     from elasticflow.jobfile.tables.parallel import ParallelTable
     from elasticflow.protocol.child_processes import Warm

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from elasticflow.cli.output import paint
 from elasticflow.cli.write.plan_facts import facts
 from elasticflow.cli.write.plan_figures import figures_table, worlds_notes, worlds_table
-from elasticflow.compiler.plan.script import torchrun_command
+from elasticflow.compiler.plan.launch_plan import torchrun_command
 from elasticflow.compiler.provenance.drift import lines_of as drift_lines
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elasticflow.clusters.kubernetes.patch import place_of_unknown_field
-from elasticflow.clusters.programs import ANSWER_S, call
+from elasticflow.clusters.programs import call
 from elasticflow.errors import SubmitError
 
 if TYPE_CHECKING:
@@ -21,14 +21,9 @@ def apply(manifest: str, patch: Path | None = None) -> str:
     done = call(
         ["kubectl", "apply", "-f", "-"],
         manifest,
-        if_missing=SubmitError(
-            "the job was not submitted: kubectl is not on this machine",
-            "`elasticflow submit kubernetes JOB -o FILE` writes the manifest, to apply where kubectl is",
-        ),
-        if_silent=SubmitError(
-            f"kubectl has not answered for {ANSWER_S} s",
-            "see whether the cluster is up: kubectl cluster-info",
-        ),
+        "the job was not submitted",
+        if_missing="`elasticflow submit kubernetes JOB -o FILE` writes the manifest, to apply where kubectl is",
+        if_silent="see whether the cluster is up: kubectl cluster-info",
     )
     if done.returncode != 0:
         place = None if patch is None else place_of_unknown_field(done.stderr, patch)

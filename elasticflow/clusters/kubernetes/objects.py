@@ -66,7 +66,7 @@ def rendezvous(pods: PodSpec, name: str) -> list[Any]:
         "name": "rendezvous",
         "image": pods.table.image,
         "command": ["elasticflow", "rendezvous", "serve", "--port", str(port), "--state", _STORE_STATE],
-        "env": [each for each in pods.environment() if _name_of(each) == TOKEN],
+        "env": [each for each in pods.environment() if without_comment(each)["name"] == TOKEN],
         "securityContext": pods.container_security_context(),
         "ports": [{"containerPort": port}],
         "resources": {"requests": asked, "limits": dict(asked)},
@@ -146,10 +146,6 @@ def train_job(pods: PodSpec, replicated_job: str) -> list[Any]:
 def labels_of(pods: PodSpec) -> dict[str, str]:
     """Return the labels that every object and pod of the run has."""
     return {OF_RUN: pods.name, **pods.table.labels}
-
-
-def _name_of(variable: Any) -> str:
-    return str(without_comment(variable)["name"])
 
 
 def _head(version: str, kind: str, pods: PodSpec, name: str) -> dict[str, Any]:

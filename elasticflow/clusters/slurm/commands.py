@@ -78,14 +78,9 @@ def _call(words: Sequence[str], what: str, given: str = "") -> str:
     done = programs.call(
         words,
         given,
-        if_missing=SubmitError(
-            f"{what}: {words[0]} is not on this machine",
-            "do it on a login node of the cluster; `elasticflow submit slurm JOB -o FILE` writes the script",
-        ),
-        if_silent=SubmitError(
-            f"{what}: {words[0]} has not answered for {programs.ANSWER_S} s",
-            "see whether the cluster is up: sinfo",
-        ),
+        what,
+        if_missing="do it on a login node of the cluster; `elasticflow submit slurm JOB -o FILE` writes the script",
+        if_silent="see whether the cluster is up: sinfo",
     )
     if done.returncode != 0:
         raise SlurmRefusedError(

@@ -6,7 +6,16 @@ import json
 from typing import TYPE_CHECKING, Any, Literal
 
 from elasticflow.compiler.entry_point.functions import of_set
-from elasticflow.compiler.entry_point.source_code import Call, Code, Display, Name, call, keywords, quoted
+from elasticflow.compiler.entry_point.source_code import (
+    Call,
+    Code,
+    Display,
+    Name,
+    call,
+    given,
+    keywords,
+    quoted,
+)
 from elasticflow.compiler.provenance.job_json import to_json
 from elasticflow.jobfile.checks.evaluation import is_to_be_apart
 from elasticflow.jobfile.diagnostics.toml_literals import dotted
@@ -96,12 +105,8 @@ def _collate(own: Function | None, functions: Mapping[str, Function]) -> dict[st
 
 def _stop_when(job: Job, text: str) -> Call:
     rule = parse_stop_when(text)
-    options = {
-        "evaluations": rule.evaluations,
-        "by": rule.by or None,
-        "bound": rule.bound,
-    }
-    named = keywords({key: value for key, value in options.items() if value is not None}, "train.stop_when")
+    options = given(evaluations=rule.evaluations, by=rule.by or None, bound=rule.bound)
+    named = keywords(options, "train.stop_when")
     better = quoted(str(better_of(rule, job.evaluation)))
     return Call("StopWhen", (("", quoted(rule.metric)), ("", better), *named))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from elasticflow.compiler.entry_point.source_code import Call, Display, Name, keywords, quoted
+from elasticflow.compiler.entry_point.source_code import Call, Display, Name, given, keywords, quoted
 from elasticflow.jobfile.entry_points.calls import takes_optimizer_later, takes_optimizers
 from elasticflow.jobfile.entry_points.object_arguments import dataset_values, object_of
 from elasticflow.jobfile.tables.evaluation import metric_entry
@@ -37,15 +37,14 @@ def parameter_groups(tables: Sequence[GroupTable], imports: Imports) -> Display:
         where = f"optimizer.groups[{number}]"
         args = {key: argument(value, imports, f"{where}.args.{key}") for key, value in table.args.items()}
         modules = [Name(imports.name_of(entry)) for entry in table.modules]
-        values = {
-            "match": table.match,
-            "ndim": table.ndim,
-            "module": modules if isinstance(table.module, list) else next(iter(modules), None),
-            "args": args or None,
-            "name": table.name,
-        }
-        named = keywords({key: value for key, value in values.items() if value is not None}, where)
-        made.append(("", Call("Group", named)))
+        values = given(
+            match=table.match,
+            ndim=table.ndim,
+            module=modules if isinstance(table.module, list) else next(iter(modules), None),
+            args=args or None,
+            name=table.name,
+        )
+        made.append(("", Call("Group", keywords(values, where))))
     return Display("[", tuple(made), "]")
 
 
@@ -106,13 +105,8 @@ def metric(table: str | MetricTable, where: str, imports: Imports) -> Name | Cal
     if isinstance(table, str):
         return name
     args = {key: argument(value, imports, f"{where}.args.{key}") for key, value in table.args.items()}
-    options = {
-        "args": args or None,
-        "over": table.over,
-        "outputs": table.outputs,
-        "targets": table.targets,
-    }
-    named = keywords({key: value for key, value in options.items() if value is not None}, where)
+    options = given(args=args or None, over=table.over, outputs=table.outputs, targets=table.targets)
+    named = keywords(options, where)
     return Call("Metric", (("", name.text), *named)) if named else name
 
 

@@ -85,6 +85,11 @@ def call(name: str, *positional: Code, **named: Any) -> Call:
     return Call(name, tuple(arguments))
 
 
+def given(**options: Any) -> dict[str, Any]:
+    """Return the options that are not None: a call leaves the others out."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
 def keywords(args: Mapping[str, Any], where: str) -> tuple[tuple[str, Code], ...]:
     """Return *args* as keyword arguments.
 

@@ -13,6 +13,7 @@ from elasticflow.compiler.entry_point.source_code import (
     Name,
     call,
     flat,
+    given,
     keywords,
     layout,
     literal,
@@ -74,13 +75,15 @@ def _made_of_data(job: Job, functions: Mapping[str, Function]) -> dict[str, Line
         **({} if table.shards is None else {"shards": "SHARDS"}),
         **({} if collate is None else {"collate": "collate"}),
     }
-    given: dict[str, Any] = {} if table.samples is None else {"samples": Name("SAMPLES")}
-    given |= {"values": Name("VALUES")} if values_of_data(job) else {}
+    of_data: dict[str, Any] = {} if table.samples is None else {"samples": Name("SAMPLES")}
+    of_data |= {"values": Name("VALUES")} if values_of_data(job) else {}
     of_shards = call("open_shards", "worker", "build_dataset", quoted("train"), "SHARDS")
     return {
         "tf32": None if job.train.tf32 is None else f"float32.set_tf32(enabled={job.train.tf32})",
         "prepare": None if table.prepare is None else call("prepare_data", "worker", "prepare"),
-        "dataset": opened(functions["build_dataset"], "train", given) if table.shards is None else of_shards,
+        "dataset": opened(functions["build_dataset"], "train", of_data)
+        if table.shards is None
+        else of_shards,
         "order": None if order is None else order.call(),
         "collate": None if collate is None else collate.call(),
         "batches": call("run.batches", "dataset", **{key: Name(name) for key, name in options.items()}),
@@ -162,13 +165,13 @@ def _train(job: Job, forms: CallForms) -> dict[str, Line]:
         step_scheduler = f"run.worker.step_scheduler(scheduler, {optimizer})"
     if table is not None and table.interval == "epoch":
         step_scheduler = f"if batch.end.is_epoch_end:\n            {step_scheduler}"
-    given = ("model", "part.data", *(["optimizers"] if moves else []))
+    passed = ("model", "part.data", *(["optimizers"] if moves else []))
     is_scaled = _is_fp16(job, forms)
     return {
         "train.def": layout(definition, after=" -> None:"),
         "train": Call("train", tuple(("", name) for name in parameters)),
         "zero_grad": None if moves else "optimizer.zero_grad()",
-        "gradients_of_step": f"run.gradients(lambda part: training_step({', '.join(given)}), batch)",
+        "gradients_of_step": f"run.gradients(lambda part: training_step({', '.join(passed)}), batch)",
         "unscale": "scaler.unscale_(optimizer)" if is_scaled else None,
         "gradient_norm": None if moves else _gradient_norm(job),
         "move": None if moves else "scaler.step(optimizer)" if is_scaled else "optimizer.step()",
@@ -210,14 +213,10 @@ def _constants(job: Job, root: str, forms: CallForms) -> dict[str, Line]:
         **{key: literal(value, key) for key, value in values.items()},
         **{key: None if value is None else literal(value, key) for key, value in optional.items()},
         "root": f"(HERE / {quoted(root)}).resolve()",
-        "path": _path(job),
+        "path": f"[str(ROOT / part) for part in {flat(literal(job.job.path, 'path'))}]",
         "weights": None if job.model.weights is None else flat(from_root(job.model.weights)),
         "snapshots": _policy(job),
     }
-
-
-def _path(job: Job) -> Code:
-    return f"[str(ROOT / part) for part in {flat(literal(job.job.path, 'path'))}]"
 
 
 def _is_exact(job: Job) -> bool:
@@ -232,15 +231,17 @@ def from_root(path: str) -> Code:
 
 def _policy(job: Job) -> Code:
     settings = job.snapshots.settings()
-    given = {name: value for name, value in vars(settings).items() if value != getattr(_USUAL_SETTINGS, name)}
-    kept = {name: value for name, value in vars(settings.keep).items() if value is not None}
-    given |= {"uri": settings.uri, "every": settings.every, "keep": call("Keep", **kept)}
+    options = {
+        name: value for name, value in vars(settings).items() if value != getattr(_USUAL_SETTINGS, name)
+    }
+    keep = call("Keep", **given(**vars(settings.keep)))
+    options |= {"uri": settings.uri, "every": settings.every, "keep": keep}
     if settings.uri is not None:
         secret = job.secrets.get(("snapshots", "uri"))
-        given["uri"] = Name(flat(from_root(settings.uri))) if secret is None else _looked_up(secret)
+        options["uri"] = Name(flat(from_root(settings.uri))) if secret is None else _looked_up(secret)
     if settings.options:
-        given["options"] = _without_secrets(settings.options, job.secrets, ("snapshots", "options"))
-    return call("Policy", **{name: given[name] for name in vars(settings) if name in given})
+        options["options"] = _without_secrets(settings.options, job.secrets, ("snapshots", "options"))
+    return call("Policy", **{name: options[name] for name in vars(settings) if name in options})
 
 
 def _without_secrets(value: Any, secrets: Mapping[KeyPath, TextWithSecrets], path: KeyPath) -> Any:
@@ -286,8 +287,7 @@ def _join(job: Job, digest: str) -> Code:
         "threads": job.train.threads or (1 if _is_exact(job) else None),
         "measures": _measures(job),
     }
-    given = {key: value for key, value in options.items() if value is not None}
-    return Call("join_job", keywords(given, "join"))
+    return Call("join_job", keywords(given(**options), "join"))
 
 
 def _measures(job: Job) -> Code | None:
@@ -298,8 +298,7 @@ def _measures(job: Job) -> Code | None:
         "peak_flops": job.logging.peak_flops,
         "is_half": (job.model.flops_per_sample is not None and job.train.precision != "fp32") or None,
     }
-    given = {name: value for name, value in options.items() if value is not None}
-    return call("Measures", **given) if given else None
+    return call("Measures", **given(**options)) if given(**options) else None
 
 
 def _unless(value: Any, usual: Any) -> Any:
@@ -324,23 +323,19 @@ def _gradients(job: Job, forms: CallForms) -> Code:
             "virtual_shards": job.train.virtual_shards if _is_exact(job) else None,
             "ddp": None if _is_exact(job) else ddp or None,
         }
-    return call(
-        "elasticflow.Gradients", **{key: value for key, value in options.items() if value is not None}
-    )
+    return call("elasticflow.Gradients", **given(**options))
 
 
 def _sharding(job: Job) -> Line:
     """Return the code that says how the model is sharded."""
     if job.parallel is None:
         return None
-    options = {
-        "shard": job.parallel.shard,
-        "wrap": tuple(job.parallel.wrap) or None,
-        "reshard_after_forward": None if job.parallel.reshard_after_forward else False,
-    }
-    return call(
-        "elasticflow.Sharding", **{name: value for name, value in options.items() if value is not None}
+    options = given(
+        shard=job.parallel.shard,
+        wrap=tuple(job.parallel.wrap) or None,
+        reshard_after_forward=None if job.parallel.reshard_after_forward else False,
     )
+    return call("elasticflow.Sharding", **options)
 
 
 def _keep(job: Job, functions: Mapping[str, Function], forms: CallForms) -> Code:
@@ -353,5 +348,5 @@ def _keep(job: Job, functions: Mapping[str, Function], forms: CallForms) -> Code
         "ema": "average" if job.train.ema is not None else None,
         "evaluation": "evaluation" if job.evaluation else None,
     }
-    named: dict[str, Any] = {part: Name(name) for part, name in parts.items() if name is not None}
+    named = {part: Name(name) for part, name in given(**parts).items()}
     return call("run.keep", **named, **({} if included is None else {"include": included.call()}))

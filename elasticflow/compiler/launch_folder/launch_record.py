@@ -6,12 +6,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.compiler.entry_point.factories import call_forms
-from elasticflow.compiler.entry_point.render import render
 from elasticflow.compiler.launch_folder.materialize import read_plan
-from elasticflow.compiler.provenance.origins import JOB_JSON, Made, made_from, with_environment
-from elasticflow.compiler.provenance.sources import JOB_FILE
-from elasticflow.errors import ElasticflowError, RecordError
+from elasticflow.compiler.provenance.origins import JOB_FILE, JOB_JSON, Made, made_from, with_environment
+from elasticflow.errors import ElasticflowError, LaunchFolderError, RecordError
 from elasticflow.run_folder import snapshot_place
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
@@ -34,7 +31,6 @@ class LaunchRecord:
         files: The job file and the files it extends, relative to the project root; None if not recorded.
         overrides: `--set` values that the job was resolved with.
         case: Name of the job's case in the job file's [matrix].
-        root: The project root, relative to the launch folder; None if not recorded.
     """
 
     place: str
@@ -42,8 +38,6 @@ class LaunchRecord:
     files: tuple[str, ...] | None
     overrides: tuple[str, ...]
     case: str | None
-    root: str | None
-    digest: str
 
 
 def record_in(folder: Path) -> LaunchRecord | Damage | None:
@@ -57,6 +51,18 @@ def record_in(folder: Path) -> LaunchRecord | Damage | None:
     if isinstance(record, LaunchRecord):
         return replace(record, made=with_environment(record.made, folder))
     return record
+
+
+def made_in(folder: Path) -> Made:
+    """Return the job and origins of the launch in *folder*, with its workers' report.
+
+    Raises:
+        LaunchFolderError: there is no job.json that this version can read.
+    """
+    record = record_in(folder)
+    if isinstance(record, LaunchRecord):
+        return record.made
+    raise LaunchFolderError(f"{folder / JOB_JSON} is absent" if record is None else str(record))
 
 
 def newest_record(folder: RunFolder) -> tuple[LaunchRecord | None, list[Damage]]:
@@ -121,29 +127,12 @@ def record_from(content: Mapping[str, Any], place: str) -> LaunchRecord | Damage
             None if files is None else _texts(files, "files"),
             _texts(content.get("overrides") or [], "overrides"),
             _text_or_none(content.get("case"), "case"),
-            _text_or_none(content.get("root"), "root"),
-            str(content.get("digest") or ""),
         )
     except ElasticflowError as error:
         return Damage(place, f"is not what this version writes: {error.message}")
     except (KeyError, TypeError, ValueError, AttributeError) as error:  # a ValidationError is a ValueError
         text = str(error).strip().splitlines() or [""]
         return Damage(place, f"is not what this version writes: {type(error).__name__}: {text[0]}")
-
-
-def rendered_again(record: LaunchRecord, project_root: Path) -> str:
-    """Return train.py as this version makes it for the launch in *record*, whose files and root must be known."""
-    assert record.files is not None
-    assert record.root is not None
-    return render(
-        record.made.job,
-        forms=call_forms(record.made.job, project_root),
-        digest=record.digest,
-        job_file=record.files[0],
-        root=record.root,
-        overrides=record.overrides,
-        case=record.case,
-    )
 
 
 def _texts(value: Any, what: str) -> tuple[str, ...]:

@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any
 from elasticflow.compiler.entry_point.factories import call_forms
 from elasticflow.compiler.entry_point.render import render
 from elasticflow.compiler.plan import torchrun
-from elasticflow.compiler.plan.launch_plan import LaunchPlan
-from elasticflow.compiler.plan.script import torchrun_command
+from elasticflow.compiler.plan.launch_plan import LaunchPlan, torchrun_command
 from elasticflow.compiler.provenance.job_json import from_json, job_to_json, to_json
-from elasticflow.compiler.provenance.origins import JOB_JSON, Origins
-from elasticflow.compiler.provenance.sources import own_sources
+from elasticflow.compiler.provenance.origins import JOB_JSON, Origins, own_sources
 from elasticflow.errors import LaunchFolderError
 from elasticflow.system import atomic_files, records
 from elasticflow.system.records import Damage

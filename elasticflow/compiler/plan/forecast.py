@@ -84,19 +84,16 @@ class Forecast(NamedTuple):
         kept_bytes: Size of the snapshots in `kept`.
     """
 
-    steps: int | None
-    steps_per_epoch: tuple[int, int] | None
-    duration_s: float | None
-    evaluations: int | dict[str, int] | None
-    snapshots_per_hour: float | None
-    snapshots: int | None
-    is_least: bool
-    bytes_per_hour: float | None
-    kept: int | None
-    kept_bytes: float | None
-
-
-_NOTHING = Forecast(None, None, None, None, None, None, False, None, None, None)
+    steps: int | None = None
+    steps_per_epoch: tuple[int, int] | None = None
+    duration_s: float | None = None
+    evaluations: int | dict[str, int] | None = None
+    snapshots_per_hour: float | None = None
+    snapshots: int | None = None
+    is_least: bool = False
+    bytes_per_hour: float | None = None
+    kept: int | None = None
+    kept_bytes: float | None = None
 
 
 class _Pace(NamedTuple):
@@ -119,7 +116,7 @@ class _Pace(NamedTuple):
 def forecast(job: Job, known: Knowledge) -> Forecast:
     """Return the forecast of a run of *job*; it is empty for a script."""
     if job.script is not None:
-        return _NOTHING
+        return Forecast()
     samples = samples_per_epoch(job.dataset, None if known.samples is None else int(known.samples.value))
     has_end = samples is not None or job.train.steps is not None
     steps = num_steps(job.train, job.dataset, samples or 0) if has_end else None

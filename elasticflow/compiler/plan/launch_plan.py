@@ -17,11 +17,13 @@ from pydantic import (
 
 from elasticflow.compiler.plan import batch_split, torchrun
 from elasticflow.compiler.plan.batch_split import Fact, WorldRow
-from elasticflow.compiler.plan.script import ScriptPlan, script_plan, torchrun_command
 from elasticflow.compiler.provenance.job_json import job_digest
 from elasticflow.jobfile.entry_points.calls import calls_of
 from elasticflow.jobfile.tables.evaluation import ranking_set
-from elasticflow.protocol.child_processes import Warm  # noqa: TC001  # pydantic reads the fields' types
+from elasticflow.protocol.child_processes import (
+    Program,
+    Warm,  # pydantic reads the fields' types
+)
 from elasticflow.protocol.loop_settings import LoopSettings
 from elasticflow.protocol.shard_groups import Shard  # noqa: TC001  # pydantic reads the fields' types
 from elasticflow.protocol.snapshot_settings import SnapshotSettings
@@ -33,6 +35,64 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from elasticflow.jobfile.tables.job import Job
+
+
+class ScriptPlan(Fact):
+    """A user's script that a launch runs; paths are relative to the project root, where the script is started.
+
+    Attributes:
+        entry: File of the script; None: the script is a module.
+        module: The module that is run as by `python -m`.
+        path: Folders at the end of `sys.path`.
+        silence_s: Seconds without a line that count as a hang; None: silence is never a hang.
+        log_every: Steps between two lines of the log, for a script that calls `elasticflow.join`.
+    """
+
+    entry: str | None
+    module: str | None
+    args: tuple[str, ...]
+    path: tuple[str, ...]
+    silence_s: float | None
+    log_every: int
+
+    @property
+    def shown(self) -> str:
+        """The file, or the module with `-m`, as a person would type it."""
+        return self.entry if self.entry is not None else f"-m {self.module}"
+
+    def program(self, project_root: Path) -> Program:
+        """Return the program that the agents of a machine start; *project_root*: on that machine."""
+        root = project_root.absolute()
+        return Program(
+            entry="" if self.entry is None else str(root / self.entry),
+            name=self.entry or "",
+            module=self.module or "",
+            args=self.args,
+            folder=str(root),
+            path=tuple(str(root / part) for part in self.path),
+            silence_s=self.silence_s,
+        )
+
+
+def script_plan(job: Job) -> ScriptPlan | None:
+    """Return the script that a job runs; None for a job without [script]."""
+    script = job.script
+    if script is None:
+        return None
+    return ScriptPlan(
+        entry=script.entry,
+        module=script.module,
+        args=tuple(script.args),
+        path=tuple(job.job.path),
+        silence_s=None if script.silence is None else parse_duration(script.silence),
+        log_every=int(parse_interval(job.logging.every).amount),
+    )
+
+
+def torchrun_command(plan: ScriptPlan) -> tuple[str, ...]:
+    """Return the end of torchrun's command, after its options: the program and its arguments."""
+    program = ("--module", plan.module) if plan.module is not None else (plan.entry or "",)
+    return (*program, *plan.args)
 
 
 class RestartPlan(Fact):

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.compiler.provenance.job_json import public_tables, to_json
-from elasticflow.compiler.provenance.sources import JOB_FILE
+from elasticflow.compiler.provenance.origins import JOB_FILE
 from elasticflow.jobfile.tables.evaluation import path_of_set, without_set
 from elasticflow.protocol.key_weights import (
     EXACT_WEIGHTS,
@@ -201,12 +201,8 @@ def _git(old: Origins, new: Origins) -> Iterator[Difference]:
         yield Difference("git.commit", was[:_DIGEST_SHOWN], now[:_DIGEST_SHOWN], "harmless", reason)
 
 
-def _plain(text: str, _: Weight) -> str:
-    return text
-
-
 def lines_of(
-    differences: Sequence[Difference], paint: Callable[[str, Weight], str] = _plain, indent: str = "  "
+    differences: Sequence[Difference], paint: Callable[[str, Weight], str] = lambda title, _: title
 ) -> Iterator[str]:
     """Yield the table's lines, the weightiest group first: key, old -> new, reason.
 
@@ -220,9 +216,9 @@ def lines_of(
     for weight, title in WEIGHTS.items():
         group = [row for row in rows if row[0].weight == weight]
         if group:
-            yield f"{indent}{paint(title, weight)}"
+            yield f"  {paint(title, weight)}"
         for each, key, text in group:
-            yield f"{indent}  {key:<{keys}}  {text:<{changes}}  {each.reason}"
+            yield f"    {key:<{keys}}  {text:<{changes}}  {each.reason}"
 
 
 def change(difference: Difference) -> str:

@@ -19,8 +19,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
-from elasticflow.deep.child import evaluation, hooks, restart, sharded
+from elasticflow.deep.child import evaluation, hooks, restart
 from elasticflow.deep.child.data import Data
 from elasticflow.deep.child.entry_point import DataTable, EntryPoint
 from elasticflow.deep.child.report import BrokenError, Report
@@ -30,9 +31,15 @@ from elasticflow.deep.messages import DeepRequest, Facts
 from elasticflow.errors import StateError, StopTraining
 from elasticflow.protocol.json_codec import from_json
 from elasticflow.runtime.process import random_streams
+from elasticflow.runtime.process.torch_private import HashStore
 from elasticflow.runtime.training import loss_weights, several_optimizers
 from elasticflow.runtime.training.precision import AUTOCAST, autocast
-from elasticflow.runtime.training.shard_model import block_bytes, blocks_of, require_elementwise
+from elasticflow.runtime.training.shard_model import (
+    block_bytes,
+    blocks_of,
+    fully_shard_blocks,
+    require_elementwise,
+)
 from elasticflow.system import free_memory
 from elasticflow.system.processes import die_with_parent
 
@@ -83,7 +90,8 @@ class Probe:
         if code.lacks_values:
             return
         for table in code.evaluations:
-            if "dataset" not in self._batches and self._is_training_data(code, table):
+            is_training_data = code.entries[f"{table.key}.entry"] == code.entries.get("dataset.entry")
+            if "dataset" not in self._batches and is_training_data:
                 continue
             evaluation = Data(self._report, code, table)
             with self._part():
@@ -96,9 +104,6 @@ class Probe:
         """Return the number of samples in a batch: for a step, enough to tell the loss of a part from that of the whole."""
         at_once = code.get("MICRO_BATCH_SIZE") or code["GLOBAL_BATCH_SIZE"]
         return max(_BATCH, min(at_once, _BATCH_OF_STEP)) if self._request.takes_step else _BATCH
-
-    def _is_training_data(self, code: EntryPoint, table: DataTable) -> bool:
-        return code.entries[f"{table.key}.entry"] == code.entries.get("dataset.entry")
 
     @contextlib.contextmanager
     def _part(self) -> Iterator[None]:
@@ -220,8 +225,26 @@ class Probe:
         hooks.try_out(report, code, trained, run, measured)
 
     def _take_sharded_step(self, code: EntryPoint, sharding: Sharding) -> None:
+        """Have train.py make two steps of a model that is sharded as workers do it, with a single worker to hold all rows.
+
+        Code that computes with a part of the model that is not gathered fails here as it would there: the number of workers changes
+        the rows that each holds, and no call of the job's code. The second step meets what the first leaves behind: parameters that
+        are gathered no longer, an optimizer's state of rows.
+        """
         with self._part():
-            sharded.try_out(self._report, code, sharding, self._batches["dataset"])
+            if not dist.is_initialized():
+                dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+            random_streams.seed_all(code.seed)
+            group = dist.new_group([0])
+
+            def shard(model: nn.Module) -> None:
+                fully_shard_blocks(model, blocks_of(model, sharding), group, "cpu", sharding)
+
+            run = DeepRun(self._report, code, build(self._report.quietly(), code, shard))
+            step = partial(run.train, self._batches["dataset"])
+            for _ in range(2):
+                key = code.key_of("training_step")
+                self._report.call("step", key, "a training step of the sharded model", step)
             self._report.note(
                 "two steps of the sharded model were tried, with one worker that holds all rows"
             )

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from elasticflow.launcher.agent.device_health import DeviceHealth
 from elasticflow.launcher.agent.flight_recorder import FlightRecorder, may_use_devices
 from elasticflow.launcher.agent.lingering import LingeringRanks, sleeps, waits_for_peers
-from elasticflow.launcher.agent.master import master_of
 from elasticflow.launcher.agent.node_heartbeat import NodeHeartbeat, NodeReleasedError
 from elasticflow.launcher.agent.orphans import Orphans, adopted
 from elasticflow.launcher.agent.profile_requests import ProfileRequests
@@ -30,10 +29,11 @@ from elasticflow.launcher.agent.workers import (
     GroupState,
     environment_of,
     environment_of_script,
+    master_of,
 )
-from elasticflow.launcher.fork_server.helpers import HelperLostError
+from elasticflow.launcher.fork_server.server_process import HelperLostError
 from elasticflow.launcher.rendezvous import network
-from elasticflow.launcher.rendezvous.sender import FileSender
+from elasticflow.launcher.rendezvous.requests import FileSender
 from elasticflow.launcher.rendezvous.store_keys import ORDERS, is_requested, requested_check
 from elasticflow.launcher.rendezvous.supervisor_channel import Orders, Outbox
 from elasticflow.launcher.restarts.failures import aborted_by_nccl
@@ -42,8 +42,7 @@ from elasticflow.protocol.messages import Activity, NodeReady
 from elasticflow.protocol.store_address import StoreLostError
 from elasticflow.run_folder import RunFolder
 from elasticflow.system.polling import readable
-from elasticflow.system.processes import STOPPED, state_of
-from elasticflow.system.stopped_child import STOPPED_S, StoppedChild
+from elasticflow.system.processes import STOPPED, STOPPED_S, StoppedChild, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -175,7 +174,7 @@ class Agent:
                 if failed or len(alone) < assignment.nproc:
                     self._writer.load_ahead()
                 self._orphans.look(time.monotonic())
-                self._reporter.left_out(workers.left_out())
+                self._tell(workers.streams.untold())
                 self._reporter.ended(workers, alone, failed=failed)
         except NodeReleasedError:
             return
@@ -206,7 +205,8 @@ class Agent:
         ranks = {local_rank: assignment.first_rank + local_rank for local_rank in range(assignment.nproc)}
         self._ranks = ranks
         self._heartbeats.reset(len(ranks))
-        streams = WorkerStreams(self._folder, assignment.generation, ranks, self._options)
+        node = self._config.node
+        streams = WorkerStreams(self._folder, assignment.generation, ranks, self._options, node)
         recorder = self._flight_recorder.variables(self._folder.generation_logs(assignment.generation))
         environments = {
             local_rank: self._environment(assignment, local_rank) | recorder for local_rank in ranks
@@ -285,7 +285,7 @@ class Agent:
             self._look_for_hang(workers, generation)
             self._reporter.activity(workers.exits())
             self._reporter.figures()
-            self._reporter.left_out(workers.cut_streams())
+            self._tell(workers.streams.cut())
             self._standbys.look(time.monotonic())
             self._profiles.look(time.monotonic(), generation, self._ranks)
             self._look_at_compiler_cache()
@@ -338,7 +338,7 @@ class Agent:
         while time.monotonic() < deadline:
             exits = workers.exits()
             if len(exits) == len(workers.pids()) or any(
-                code < 0 and not aborted_by_nccl(code, tail(workers.stderrs[rank]))
+                code < 0 and not aborted_by_nccl(code, tail(workers.streams.stderrs[rank]))
                 for rank, (code, _) in exits.items()
             ):
                 return

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elasticflow.launcher.agent.waiting_agent import waiting_agent
-from elasticflow.launcher.fork_server.early_variables import is_read_early
-from elasticflow.launcher.fork_server.helpers import HELPER_KILLED, STORE_LOST
 from elasticflow.launcher.fork_server.protocol import Setup
+from elasticflow.launcher.fork_server.server_process import HELPER_KILLED, STORE_LOST
 from elasticflow.protocol import worker_environment
 from elasticflow.protocol.child_processes import (
     Warm,  # noqa: TC001  # the codec reads the fields' types
@@ -22,8 +21,7 @@ from elasticflow.protocol.json_codec import to_json
 from elasticflow.protocol.store_address import StoreAddress
 from elasticflow.snapshots.format.writer_config import WriterStart  # noqa: TC001  # the codec reads the fields' types
 from elasticflow.system.masking import SECRET_NAMES
-from elasticflow.system.processes import is_killed_from_outside, signal_or_code
-from elasticflow.system.stopped_child import StoppedChild
+from elasticflow.system.processes import StoppedChild, is_killed_from_outside, signal_or_code
 
 if TYPE_CHECKING:
     import signal
@@ -31,6 +29,7 @@ if TYPE_CHECKING:
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
     from elasticflow.launcher.agent.waiting_agent import WaitingAgent
     from elasticflow.run_folder import RunFolder
+
 
 # Bytes: enough for a traceback.
 _LAST_WORDS = 2000
@@ -231,3 +230,18 @@ def build_agent_process(
         has_own_folder=has_own_folder,
     )
     return AgentProcess(config, launch_id)
+
+
+# Variables of libraries that the server imports only once it knows the job's variables. The interpreter and the loader, numpy, torch
+# and what these load read hundreds of others, under names of any kind and in C, too: they cannot be listed.
+_LATER = (
+    "ACCELERATE_", "AIM_", "ANTHROPIC_", "AWS_", "AZURE_", "BITSANDBYTES_", "CLEARML_", "COMET_", "DATASETS_", "DIFFUSERS_",
+    "DVC_", "GCS_", "GITHUB_", "GOOGLE_", "HF_", "HUGGINGFACE_", "HUGGING_FACE_", "KAGGLE_", "MLFLOW_", "NEPTUNE_", "NLTK_",
+    "OPENAI_", "PEFT_", "POLARS_", "RAY_", "S3_", "SENTENCE_TRANSFORMERS_", "SENTRY_", "SLURM_", "SPACY_", "TFDS_", "TIKTOKEN_",
+    "TIMM_", "TOKENIZERS_", "TRACKIO_", "TRANSFORMERS_", "WANDB_",
+)  # fmt: skip
+
+
+def is_read_early(name: str) -> bool:
+    """Return whether a variable may have been read before the server knew the job's."""
+    return not name.startswith(_LATER)

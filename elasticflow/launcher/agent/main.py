@@ -77,11 +77,11 @@ def _compiler_cache(config: AgentConfig) -> CompilerCacheKeeper:
     """Return the keeper of the compiler's cache; jobs that compile nothing do not import it."""
     from pathlib import Path
 
-    from elasticflow.launcher.compiler_cache.keeper import CompilerCacheKeeper, place_of
+    from elasticflow.launcher.compiler_cache.keeper import CompilerCacheKeeper
     from elasticflow.run_folder import RunFolder
 
     run = RunFolder(Path(config.run_folder))
-    return CompilerCacheKeeper(place_of(run, config.node, config.writer, os.environ))
+    return CompilerCacheKeeper(run, config.node, config.writer, os.environ)
 
 
 def _fork_server(
@@ -102,7 +102,7 @@ def _fork_server(
 def _end_of(serve: Callable[[], None]) -> int:
     """Call *serve* and return this process' exit code; the last line of its log says why."""
     from elasticflow.errors import TokenRefusedError
-    from elasticflow.launcher.fork_server.helpers import STORE_LOST, HelperLostError
+    from elasticflow.launcher.fork_server.server_process import STORE_LOST, HelperLostError
     from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunRefusedError
     from elasticflow.protocol.store_address import StoreLostError
 
@@ -126,7 +126,7 @@ def _serve(
     heartbeats: WorkerHeartbeats,
     cache: CompilerCacheKeeper | None,
 ) -> None:
-    from elasticflow.launcher.fork_server.helpers import HelperLostError
+    from elasticflow.launcher.fork_server.server_process import HelperLostError
     from elasticflow.snapshots.client.writer_process import WriterNotStartedError, start_writer
 
     try:

@@ -7,7 +7,7 @@ import signal
 import threading
 from typing import TYPE_CHECKING
 
-from elasticflow.launcher.fork_server.helpers import STORE_LOST
+from elasticflow.launcher.fork_server.server_process import STORE_LOST
 from elasticflow.launcher.rendezvous.liveness import Beat
 from elasticflow.launcher.rendezvous.store_keys import beat_key, is_released, release_folder
 from elasticflow.protocol import control_store

@@ -70,7 +70,8 @@ class Orphans:
             with suppress(psutil.NoSuchProcess):
                 process = psutil.Process(pid)
                 if _is_alive(process):
-                    self._asked.setdefault(process, _Asked(_told_command(process), now, _is_own(process)))
+                    command, is_own = _describe(process)
+                    self._asked.setdefault(process, _Asked(command, now, is_own))
 
     def pursue(self, now: float) -> bool:
         """Ask known orphans to end, and kill those that had their grace; return whether any is left."""
@@ -162,36 +163,21 @@ def _is_alive(process: psutil.Process) -> bool:
     return False
 
 
-def _command(process: psutil.Process) -> str:
-    with suppress(psutil.Error):
-        return " ".join(process.cmdline())[:_LONGEST_COMMAND]
-    return ""
-
-
 def _is_agent(process: psutil.Process) -> bool:
     with suppress(psutil.Error):
         return _AGENT in process.cmdline()
     return False
 
 
-def _is_own(process: psutil.Process) -> bool:
-    """Return whether *process* is elasticflow's, and not one that a worker's code has started."""
+def _describe(process: psutil.Process) -> tuple[str, bool]:
+    """Return words for *process*, and whether it is elasticflow's: not one that a worker's code has started."""
     with suppress(psutil.Error):
         name, command = process.name(), process.cmdline()
+        if not any(flag == "-m" and word.startswith("elasticflow.") for flag, word in pairwise(command)):
+            return " ".join(command)[:_LONGEST_COMMAND], False
         # A process that a worker forks has the worker's command line, except for its name.
-        return _is_of_ours(command) and name in (LOADER, Path(command[0]).name)
-    return False
-
-
-def _is_of_ours(command: list[str]) -> bool:
-    return any(flag == "-m" and word.startswith("elasticflow.") for flag, word in pairwise(command))
-
-
-def _told_command(process: psutil.Process) -> str:
-    with suppress(psutil.Error):
-        if _is_of_ours(process.cmdline()):
-            return f"{process.name()}, forked by a worker"
-    return _command(process)
+        return f"{name}, forked by a worker", name in (LOADER, Path(command[0]).name)
+    return "", False
 
 
 def _send(process: psutil.Process, number: signal.Signals) -> None:

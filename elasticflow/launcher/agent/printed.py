@@ -12,7 +12,6 @@ from elasticflow.system.records import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from elasticflow.run_folder import RunFolder
 
@@ -79,10 +78,13 @@ class RankPrints:
         self, folder: RunFolder, generation: int, clock: Callable[[], float], *, begins_at_end: bool = False
     ) -> None:
         self._clock = clock
-        self._streams = {
-            name: _Stream(_followed(folder.rank_log(generation, 0, name), at_end=begins_at_end), clock())
-            for name in ("stdout", "stderr")
-        }
+        self._streams: dict[str, _Stream] = {}
+        for name in ("stdout", "stderr"):
+            path = folder.rank_log(generation, 0, name)
+            begin = path.stat().st_size if begins_at_end and path.exists() else 0
+            self._streams[name] = _Stream(
+                FollowedLines(path, longest=_MOST_WAITING, begins_at=begin), clock()
+            )
         self._warnings = WarningLines()
         self._counted_at: float | None = None
 
@@ -117,8 +119,3 @@ class RankPrints:
             for stream in self._streams.values():
                 stream.left_out = 0
         return lines, left_out
-
-
-def _followed(path: Path, *, at_end: bool) -> FollowedLines:
-    begin = path.stat().st_size if at_end and path.exists() else 0
-    return FollowedLines(path, longest=_MOST_WAITING, begins_at=begin)

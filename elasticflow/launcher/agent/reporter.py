@@ -13,7 +13,6 @@ from elasticflow.launcher.agent.worker_warnings import StderrWarnings
 from elasticflow.launcher.journal.warning_tally import WarningTally
 from elasticflow.protocol.messages import (
     Activity,
-    LogLeftOut,
     LogLines,
     NodeFigures,
     Printed,
@@ -28,8 +27,7 @@ from elasticflow.protocol.messages import (
     WriterReports,
 )
 from elasticflow.system.process_record import ProcessRecord
-from elasticflow.system.processes import STOPPED
-from elasticflow.system.stopped_child import STOPPED_S
+from elasticflow.system.processes import STOPPED, STOPPED_S
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
     from elasticflow.events import EventRecord
     from elasticflow.launcher.agent.flight_recorder import FlightRecorder
     from elasticflow.launcher.agent.worker_heartbeats import WorkerHeartbeats
-    from elasticflow.launcher.agent.worker_streams import LeftOut
     from elasticflow.launcher.agent.workers import ForkedWorkers
     from elasticflow.launcher.rendezvous.supervisor_channel import Outbox
     from elasticflow.protocol.messages import WorkerEnd
@@ -171,11 +168,6 @@ class Reporter:
             self._windows = windows
             self._outbox.post(NodeFigures(self._generation, self._node, ranks))
 
-    def left_out(self, cuts: Sequence[LeftOut]) -> None:
-        """Report the lines taken out of the files of workers' streams."""
-        for cut in cuts:
-            self._outbox.post(LogLeftOut(self._node, cut.rank, cut.stream, cut.lines, cut.bytes))
-
     def standstill(self, *, is_so: bool, is_one_stopped: bool) -> None:
         """Report that workers of the node have made no progress for too long, or that one makes progress again."""
         self._outbox.post(
@@ -199,7 +191,7 @@ class Reporter:
 
     def stalled(self, workers: ForkedWorkers) -> tuple[StalledWorker, ...]:
         """Return where each living worker stands."""
-        stacks = stack_dumps.collect(workers.left(), workers.stderrs)
+        stacks = stack_dumps.collect(workers.left(), workers.streams.stderrs)
         return tuple(
             StalledWorker(
                 node=self._node,
@@ -208,7 +200,7 @@ class Reporter:
                 step=progress.step,
                 seconds=round(progress.seconds, 1),
                 limit_s=STOPPED_S if stack.state == STOPPED else round(progress.limit_s, 1),
-                log=str(workers.stderrs[progress.local_rank]),
+                log=str(workers.streams.stderrs[progress.local_rank]),
                 **stack._asdict(),
             )
             for progress in self._heartbeats.progress()

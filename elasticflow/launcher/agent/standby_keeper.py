@@ -71,7 +71,8 @@ class StandbyKeeper:
         if not self._is_on or now - self._looked < _LOOK_S:
             return
         self._looked = now
-        if self._count_deaths() and self._are_training():
+        phases = {progress.phase for progress in self._heartbeats.progress()}
+        if self._count_deaths() and phases <= _TRAINING:
             self._ask_and_tell()
 
     def _ask_and_tell(self) -> None:
@@ -98,11 +99,9 @@ class StandbyKeeper:
             self._is_announced = False
             self._deaths += 1
             if self._deaths == _MOST_DEATHS:
-                self._end(f"{_MOST_DEATHS} ended before they were needed, the last {_words(ended.code)}")
+                how = f"{'' if ended.code < 0 else 'with '}{signal_or_code(ended.code)}"
+                self._end(f"{_MOST_DEATHS} ended before they were needed, the last {how}")
         return self._is_on
-
-    def _are_training(self) -> bool:
-        return all(progress.phase in _TRAINING for progress in self._heartbeats.progress())
 
     def _has_memory_for(self, standbys: int) -> bool:
         known = [standby.memory for standby in self._server.standbys.values()]
@@ -115,7 +114,3 @@ class StandbyKeeper:
     def _end(self, reason: str) -> None:
         self._is_on = False
         self._post(StandbysOff(self._node, reason))
-
-
-def _words(code: int) -> str:
-    return signal_or_code(code) if code < 0 else f"with {signal_or_code(code)}"

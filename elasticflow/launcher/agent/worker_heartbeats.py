@@ -1,4 +1,4 @@
-"""Heartbeats of a node's workers: one slot each in memory shared with the agent."""
+"""Heartbeats of a node's workers: one slot each in memory shared with the agent; and how long each may make no progress."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow.launcher.agent.hang_timeouts import HangTimeouts
 from elasticflow.protocol import device_usage
 from elasticflow.protocol.messages import RankFigures
 from elasticflow.protocol.worker_environment import FIGURES, HEARTBEAT, HEARTBEAT_SLOT, HELD, PROFILE
@@ -17,6 +16,49 @@ from elasticflow.system.shared_memory import memory_file
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
+
+
+# Even quick steps may stall for so long without a hang.
+FLOOR_S = 60.0
+FACTOR = 10
+ENOUGH = 10
+# Another shape may take minutes where ten took milliseconds: what a compiler took says nothing of what it will take.
+UNPREDICTABLE = frozenset({"compile"})
+
+
+class HangTimeouts:
+    """The limit of each phase.
+
+    It is *ceiling_s* (`restarts.hang_timeout`) until a phase was seen `ENOUGH` times; then `FACTOR` times the longest
+    stall of a rank in that phase, but at least `FLOOR_S` and at most the ceiling. A run that stalled for longer than the
+    ceiling and continued has twice its longest stall. No lower limit is learned for `UNPREDICTABLE` phases.
+
+    Args:
+        ceiling_s: Upper limit in seconds.
+    """
+
+    def __init__(self, ceiling_s: float) -> None:
+        self._ceiling_s = ceiling_s
+        self._seen: dict[str, tuple[int, float]] = {}  # by phase: how often it stalled, and the longest stall
+
+    def note(self, phase: str, seconds: float) -> None:
+        """Take in that a rank made no progress for *seconds* in *phase*, and continued."""
+        number, longest = self._seen.get(phase, (0, 0.0))
+        self._seen[phase] = number + 1, max(longest, seconds)
+
+    def allow_as_long(self, phase: str, seconds: float) -> None:
+        """Take in that a stall of *seconds* counted as a hang: a stall as long does not count again."""
+        self.note(phase, min(seconds, self._ceiling_s))
+
+    def of(self, phase: str) -> float:
+        """Return the limit of *phase* in seconds."""
+        number, longest = self._seen.get(phase, (0, 0.0))
+        if longest > self._ceiling_s:
+            return 2 * longest
+        if number < ENOUGH or phase in UNPREDICTABLE:
+            return self._ceiling_s
+        return min(self._ceiling_s, max(FLOOR_S, FACTOR * longest))
+
 
 # On one node; the bound of nodes.nproc_per_node.
 MOST_WORKERS = 1024

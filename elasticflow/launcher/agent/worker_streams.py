@@ -6,8 +6,9 @@ import contextlib
 import os
 import re
 import sys
-from typing import TYPE_CHECKING, NamedTuple, TextIO
+from typing import TYPE_CHECKING, TextIO
 
+from elasticflow.protocol.messages import LogLeftOut
 from elasticflow.system.json_lines import FollowedLines
 
 if TYPE_CHECKING:
@@ -28,20 +29,6 @@ HEAD, TAIL = 8 << 20, 1 << 20
 _PIECE = 1 << 20
 
 
-class LeftOut(NamedTuple):
-    """The lines and bytes taken out of the file of a worker's stream so far.
-
-    Attributes:
-        rank: The worker's global rank.
-        stream: `stdout` or `stderr`.
-    """
-
-    rank: int
-    stream: str
-    lines: int
-    bytes: int
-
-
 class WorkerStreams:
     """The files of one generation's streams on one node; their folder exists.
 
@@ -57,13 +44,18 @@ class WorkerStreams:
     """
 
     def __init__(
-        self, folder: RunFolder, generation: int, ranks: Mapping[int, int], options: TorchrunOptions
+        self,
+        folder: RunFolder,
+        generation: int,
+        ranks: Mapping[int, int],
+        options: TorchrunOptions,
+        node: str,
     ) -> None:
         folder.generation_logs(generation).mkdir(parents=True, exist_ok=True)
         self.stdouts = {local: folder.rank_log(generation, rank, "stdout") for local, rank in ranks.items()}
         self.stderrs = {local: folder.rank_log(generation, rank, "stderr") for local, rank in ranks.items()}
         self._bounded = [
-            BoundedFile(path, ranks[local], stream)
+            BoundedFile(path, node, ranks[local], stream)
             for stream, paths in (("stdout", self.stdouts), ("stderr", self.stderrs))
             for local, path in paths.items()
         ]
@@ -82,11 +74,11 @@ class WorkerStreams:
         for shown in self._shown:
             shown.show()
 
-    def cut(self) -> list[LeftOut]:
+    def cut(self) -> list[LogLeftOut]:
         """Take out the middle of files that have grown too large; return the cuts to be reported."""
         return [left_out for file in self._bounded if (left_out := file.cut()) is not None]
 
-    def untold(self) -> list[LeftOut]:
+    def untold(self) -> list[LogLeftOut]:
         """Return the counts that `cut` has not returned yet; for use once no worker writes any more."""
         return [left_out for file in self._bounded if (left_out := file.untold()) is not None]
 
@@ -132,23 +124,23 @@ class BoundedFile:
         path: Where it is, or will be.
     """
 
-    def __init__(self, path: Path, rank: int, stream: str) -> None:
-        self._path, self._rank, self._stream = path, rank, stream
+    def __init__(self, path: Path, node: str, rank: int, stream: str) -> None:
+        self._path, self._node, self._rank, self._stream = path, node, rank, stream
         self._lines = self._bytes = self._told = 0
 
-    def cut(self) -> LeftOut | None:
+    def cut(self) -> LogLeftOut | None:
         """Take out the middle if the file is too large; return the total taken out, each time that it has grown tenfold."""
         with contextlib.suppress(OSError):  # not there yet, or damaged: then it does not grow either
             if os.stat(self._path).st_size > MOST_BYTES:  # noqa: PTH116  many times a second
                 self._take_out_middle()
         return self.untold() if self._bytes >= 10 * self._told else None
 
-    def untold(self) -> LeftOut | None:
+    def untold(self) -> LogLeftOut | None:
         """Return the total taken out, unless it was returned before."""
         if self._bytes == self._told:
             return None
         self._told = self._bytes
-        return LeftOut(self._rank, self._stream, self._lines, self._bytes)
+        return LogLeftOut(self._node, self._rank, self._stream, self._lines, self._bytes)
 
     def _take_out_middle(self) -> None:
         with self._path.open("rb") as file, self._path.open("ab", buffering=0) as end:

@@ -9,23 +9,30 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import json
 import os
 import signal
+import socket
 import time
 from typing import TYPE_CHECKING
 
 from elasticflow.launcher.agent.rank_logs import tail
+from elasticflow.launcher.rendezvous import network
+from elasticflow.launcher.rendezvous.store_keys import master_key
 from elasticflow.protocol.messages import WorkerEnd
-from elasticflow.system.oom_kills import OomKills
+from elasticflow.protocol.store_address import address_for_others
+from elasticflow.system.free_memory import OomKills
+from elasticflow.system.polling import attempts
 from elasticflow.system.processes import IN_KERNEL, started_at, state_of
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Mapping
+    from collections.abc import Callable, Container, Mapping
     from pathlib import Path
 
-    from elasticflow.launcher.agent.worker_streams import LeftOut, WorkerStreams
+    from elasticflow.launcher.agent.worker_streams import WorkerStreams
     from elasticflow.launcher.fork_server.client import ForkServer
     from elasticflow.launcher.rendezvous.supervisor_channel import Assignment
+    from elasticflow.protocol.control_store import RemoteControlStore
 
 
 # Seconds after a second SIGKILL in which a process has to be gone.
@@ -41,12 +48,16 @@ class GroupState(enum.Enum):
 
 
 class ForkedWorkers:
-    """The local worker group of one generation."""
+    """The local worker group of one generation.
+
+    Attributes:
+        streams: Files of their standard streams, which `close` closes.
+    """
 
     def __init__(
         self, server: ForkServer, environments: Mapping[int, Mapping[str, str]], streams: WorkerStreams
     ) -> None:
-        self._server, self._environments, self._streams = server, environments, streams
+        self._server, self._environments, self.streams = server, environments, streams
         self._pids: dict[int, int] = {}
         self._excused: dict[int, tuple[int, float]] = {}
         self._closed = self._is_server_lost = False
@@ -59,13 +70,8 @@ class ForkedWorkers:
             HelperLostError: the fork server is gone.
         """
         for local_rank, environment in self._environments.items():
-            stdout, stderr = self._streams.stdouts[local_rank], self._streams.stderrs[local_rank]
+            stdout, stderr = self.streams.stdouts[local_rank], self.streams.stderrs[local_rank]
             self._pids[local_rank] = self._server.spawn(local_rank, environment, str(stdout), str(stderr))
-
-    @property
-    def stderrs(self) -> Mapping[int, Path]:
-        """Files of their standard errors, by local rank."""
-        return self._streams.stderrs
 
     def poll(self, *, may_leave: bool = False) -> GroupState:
         """Take in what the server reports, show streams that are to be shown, and return the group's state.
@@ -78,19 +84,11 @@ class ForkedWorkers:
         """
         if not self._server.pump():
             raise self._server.lost()
-        self._streams.show()
+        self.streams.show()
         codes = [code for code, _ in self.exits().values()]
         if any(codes) and not may_leave:
             return GroupState.FAILED
         return GroupState.FINISHED if len(codes) == len(self._pids) else GroupState.RUNNING
-
-    def cut_streams(self) -> list[LeftOut]:
-        """Bound the files of their streams; return the cuts to be reported."""
-        return self._streams.cut()
-
-    def left_out(self) -> list[LeftOut]:
-        """Return the cuts that `cut_streams` has not returned; for use when no worker is left."""
-        return self._streams.untold()
 
     def exits(self) -> dict[int, tuple[int, float]]:
         """Exit code (negative: signal) and unix time of each local rank that has ended."""
@@ -124,6 +122,9 @@ class ForkedWorkers:
         for local_rank, rank in ranks.items():
             code, at = exits.get(local_rank, (-signal.SIGKILL, time.time()))
             failed_alone = local_rank in alone and code != 0
+            # One that runs gives its memory back, which takes many seconds where hundreds of gigabytes are pinned.
+            is_left = local_rank not in exits and not self._is_server_lost
+            is_stuck = is_left and state_of(self._pids[local_rank]) == IN_KERNEL
             ends.append(
                 WorkerEnd(
                     rank=rank,
@@ -132,10 +133,8 @@ class ForkedWorkers:
                     at=at,
                     ended_by_us=local_rank not in alone,
                     oom_killed=failed_alone and self._oom_kills.includes(self._pids[local_rank]),
-                    stderr=tail(self.stderrs[local_rank]) if failed_alone else "",
-                    remains=""
-                    if local_rank in exits or self._is_server_lost
-                    else _remains(self._pids[local_rank]),
+                    stderr=tail(self.streams.stderrs[local_rank]) if failed_alone else "",
+                    remains=IN_KERNEL if is_stuck else "",
                 )
             )
         return tuple(ends)
@@ -153,7 +152,7 @@ class ForkedWorkers:
             return
         self._closed = True
         self._end(number, timeout)
-        self._streams.close()
+        self.streams.close()
 
     def _end(self, number: signal.Signals, timeout: float) -> None:
         deadline = time.monotonic() + timeout
@@ -173,15 +172,6 @@ class ForkedWorkers:
                     return
             if len(self.exits()) == len(self._pids):
                 return
-
-
-def _remains(pid: int) -> str:
-    """Return D if the process, which was killed, waits in the kernel for what no signal ends; empty if it is gone, or about to be.
-
-    One that runs gives its memory back, which takes many seconds where hundreds of gigabytes are pinned.
-    """
-    state = state_of(pid)
-    return state if state == IN_KERNEL else ""
 
 
 def environment_of_script(master: tuple[str, int], generation: int, errors: Path) -> dict[str, str]:
@@ -228,3 +218,50 @@ def environment_of(
         "TORCHELASTIC_RUN_ID": run_id,
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
+
+
+_LOOPBACK = "127.0.0.1"
+# Rank 0's node tells within milliseconds, and is lost long before the limit if it does not live.
+_LOOK_S, _LONGEST_S = 0.005, 300.0
+
+
+def master_of(
+    store: RemoteControlStore,
+    host: str,
+    interface: str | None,
+    assignment: Assignment,
+    may_wait: Callable[[], None],
+) -> tuple[str, int]:
+    """Return address and port at which rank 0 may listen, the same on every node; waits for rank 0's node.
+
+    Nothing holds the port meanwhile: another program may take it, as with torchrun.
+
+    Args:
+        interface: Interface that workers talk over, if the job names one.
+        may_wait: Called again and again while rank 0's node has not told: it may be lost; an exception ends the wait.
+
+    Raises:
+        StoreLostError: the store does not answer, or rank 0's node has not told in time.
+    """
+    if assignment.group_world_size == 1:
+        return _LOOPBACK, _free_port(_LOOPBACK)
+    key = master_key(assignment.generation)
+    if assignment.first_rank == 0:
+        # The address under which other nodes reach this machine: the job's, or that towards the launch's keys.
+        own = address_for_others(store.own_address) if interface is None else network.find(interface).address
+        address, port = own, _free_port("")
+        store.set(key, json.dumps([address, port]))
+    else:
+        for _ in attempts(_LONGEST_S, _LOOK_S):
+            if store.check([key]):
+                break
+            may_wait()
+        address, port = json.loads(store.get(key, _LOOK_S))
+    # Without an address of its own it is on the machine that serves the launch's keys.
+    return address or host, port
+
+
+def _free_port(host: str) -> int:
+    with socket.create_server((host, 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port

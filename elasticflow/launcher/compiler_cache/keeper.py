@@ -10,13 +10,11 @@ import re
 import subprocess
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elasticflow.launcher.compiler_cache.machine_kind import this_machine
 from elasticflow.launcher.compiler_cache.node_folder import NodeFolder
-from elasticflow.launcher.compiler_cache.transfer import Transfer, Transferred
+from elasticflow.launcher.compiler_cache.transfer import Transfer, Transferred, this_machine
 from elasticflow.protocol import worker_environment
 from elasticflow.protocol.json_codec import from_json, to_json
 from elasticflow.protocol.messages import CompilerCacheFailed, CompilerCacheMoved
@@ -26,7 +24,6 @@ from elasticflow.system.installation import start_module
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from elasticflow.launcher.compiler_cache.machine_kind import MachineKind
     from elasticflow.launcher.compiler_cache.transfer import Action
     from elasticflow.run_folder import RunFolder
     from elasticflow.snapshots.format.writer_config import WriterStart
@@ -46,50 +43,6 @@ Told = CompilerCacheMoved | CompilerCacheFailed
 """What the supervisor is told."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """State of a node's cache.
-
-    Attributes:
-        folder: The node's folder; None: torch keeps its cache where it does by itself.
-        reason: Why the cache is off, if the user should know.
-    """
-
-    node: str
-    folder: NodeFolder | None
-    kind: MachineKind
-    writer: WriterStart
-    reason: str = ""
-
-    def variables(self) -> dict[str, str]:
-        """Return variables of the fork server: they have torch use the folder, and be ready to compile."""
-        if self.folder is None:
-            # The compiler is made ready beforehand all the same.
-            return {worker_environment.COMPILER_CACHE: ""}
-        path = self.folder.path
-        values = (str(path), str(path / "triton"))
-        return {**dict(zip(VARIABLES, values, strict=True)), worker_environment.COMPILER_CACHE: str(path)}
-
-
-def place_of(run: RunFolder, node: str, writer: WriterStart, environment: Mapping[str, str]) -> Place:
-    """Return the place of *node*'s cache; its folder is made, and holds no half written file.
-
-    Args:
-        node: Id of the node inside the launch; none of its workers runs.
-    """
-    kind = this_machine()
-    if _is_chosen(environment):
-        return Place(node, None, kind, writer)
-    folder = NodeFolder(run.compiler_cache / kind.name / node)
-    reason = folder.why_unusable()
-    if reason is None:
-        try:
-            folder.repair()
-        except OSError as error:
-            reason = str(error)
-    return Place(node, folder if reason is None else None, kind, writer, reason or "")
-
-
 def _is_chosen(environment: Mapping[str, str]) -> bool:
     """Return whether a user says where the cache is.
 
@@ -106,22 +59,50 @@ def _is_chosen(environment: Mapping[str, str]) -> bool:
 
 
 class CompilerCacheKeeper:
-    """Fills and saves the cache of a node, in processes of their own; no failure of it ends a run."""
+    """Fills and saves the cache of a node, in processes of their own; no failure of it ends a run.
 
-    def __init__(self, place: Place) -> None:
-        self._place, self._folder = place, place.folder
+    Args:
+        node: Id of the node inside the launch; none of its workers runs.
+
+    Attributes:
+        folder: The node's folder, which is made, and holds no half written file; None: torch keeps its cache where it does by
+            itself.
+    """
+
+    def __init__(
+        self, run: RunFolder, node: str, writer: WriterStart, environment: Mapping[str, str]
+    ) -> None:
+        self._node, self._writer, self._kind = node, writer, this_machine()
+        self.folder: NodeFolder | None = None
+        self._told: list[Told] = []
+        if not _is_chosen(environment):
+            self._make(NodeFolder(run.compiler_cache / self._kind.name / node))
         self._process: subprocess.Popen[bytes] | None = None
         self._action: Action = "load"
         self._is_first = self._is_dirty = self._has_run = False
         self._has_failed = self._has_not_loaded = False
         self._looked = self._not_before = 0.0
-        self._told: list[Told] = []
-        if place.reason:
-            self._told.append(CompilerCacheFailed(place.node, "keep", place.reason))
+
+    def _make(self, folder: NodeFolder) -> None:
+        reason = folder.why_unusable()
+        if reason is None:
+            try:
+                folder.repair()
+            except OSError as error:
+                reason = str(error)
+        if reason is None:
+            self.folder = folder
+        else:
+            self._told.append(CompilerCacheFailed(self._node, "keep", reason))
 
     def variables(self) -> dict[str, str]:
-        """Return the variables of the fork server and all that it starts."""
-        return self._place.variables()
+        """Return the variables of the fork server and all that it starts: they have torch use the folder, and be ready to compile."""
+        if self.folder is None:
+            # The compiler is made ready beforehand all the same.
+            return {worker_environment.COMPILER_CACHE: ""}
+        path = self.folder.path
+        values = (str(path), str(path / "triton"))
+        return {**dict(zip(VARIABLES, values, strict=True)), worker_environment.COMPILER_CACHE: str(path)}
 
     def pids(self) -> set[int]:
         """Return the processes that work for the keeper."""
@@ -129,7 +110,7 @@ class CompilerCacheKeeper:
 
     def start_loading(self) -> None:
         """Begin to fill the folder from beside the snapshots, unless this node has a cache of its own."""
-        if self._folder is not None and self._folder.sealed() is None:
+        if self.folder is not None and self.folder.sealed() is None:
             self._start("load")
 
     def begin(self, *, is_first: bool) -> None:
@@ -139,13 +120,13 @@ class CompilerCacheKeeper:
             is_first: The node has rank 0.
         """
         self._is_first, self._is_dirty = is_first, True
-        if self._folder is None:
+        if self.folder is None:
             return
         if self._process is not None and self._action == "load":
             self._await(_LOAD_LIMIT_S)
         if self._has_run:
             try:
-                self._folder.repair()
+                self.folder.repair()
             except OSError as error:
                 self._fail("keep", str(error))
         self._has_run = True
@@ -156,7 +137,7 @@ class CompilerCacheKeeper:
         Args:
             now: Seconds of a steady clock.
         """
-        if self._folder is not None:
+        if self.folder is not None:
             phases = set(phases)
             self._is_dirty |= _COMPILING in phases
             if now - self._looked >= _LOOK_S:
@@ -176,28 +157,28 @@ class CompilerCacheKeeper:
         return told
 
     def _look(self, now: float, are_training: bool) -> None:
-        assert self._folder is not None
+        assert self.folder is not None
         if self._process is not None:
             if self._process.poll() is not None:
                 self._take(now)
             return
         if self._is_dirty and are_training and not self._has_failed and now >= self._not_before:
             self._is_dirty = False
-            if self._folder.has_news():
+            if self.folder.has_news():
                 self._start("save")
 
     def _start(self, action: Action) -> None:
-        assert self._folder is not None
-        place, self._action = self._place, action
+        assert self.folder is not None
+        self._action = action
         asked = Transfer(
             action=action,
             parent=os.getpid(),
-            folder=str(self._folder.path),
-            kind=place.kind.name,
-            facts=place.kind.facts,
-            uri=Storage(place.writer.uri).absolute_uri,
-            prefix=place.writer.prefix,
-            options=place.writer.settings.options,
+            folder=str(self.folder.path),
+            kind=self._kind.name,
+            facts=self._kind.facts,
+            uri=Storage(self._writer.uri).absolute_uri,
+            prefix=self._writer.prefix,
+            options=self._writer.settings.options,
             is_first=self._is_first or self._has_not_loaded,
         )
         try:
@@ -231,13 +212,13 @@ class CompilerCacheKeeper:
         code, self._process = self._process.wait(), None
         done = _done(text)
         if done is None:
-            why = f"its process ended with code {code}; the log of {self._place.node}'s agent says why"
+            why = f"its process ended with code {code}; the log of {self._node}'s agent says why"
             self._fail(self._action, why)
             return
         match done.outcome:
             case "loaded" | "saved":
                 self._told.append(
-                    CompilerCacheMoved(self._place.node, done.outcome, done.files, done.bytes, done.seconds)
+                    CompilerCacheMoved(self._node, done.outcome, done.files, done.bytes, done.seconds)
                 )
             case "failed":
                 self._fail(self._action, done.reason)
@@ -251,7 +232,7 @@ class CompilerCacheKeeper:
         self._has_failed |= action == "save"
         # The archive beside the snapshots is useless to this kind of machine: it is replaced.
         self._has_not_loaded |= action == "load"
-        self._told.append(CompilerCacheFailed(self._place.node, action, reason))
+        self._told.append(CompilerCacheFailed(self._node, action, reason))
 
 
 def _done(text: bytes) -> Transferred | None:

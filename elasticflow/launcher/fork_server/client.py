@@ -6,7 +6,6 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
-from elasticflow.launcher.fork_server.helpers import HelperLostError
 from elasticflow.launcher.fork_server.protocol import (
     Exited,
     Importing,
@@ -19,11 +18,10 @@ from elasticflow.launcher.fork_server.protocol import (
     StandbyReady,
     Started,
 )
-from elasticflow.launcher.fork_server.server_process import start_server
+from elasticflow.launcher.fork_server.server_process import HelperLostError, start_server
 from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunOptions, TorchrunRefusedError
 from elasticflow.system.polling import readable
-from elasticflow.system.processes import children_of
-from elasticflow.system.stopped_child import StoppedChild
+from elasticflow.system.processes import StoppedChild, children_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -18,7 +18,6 @@ import struct
 import threading
 from bisect import bisect
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -38,42 +37,27 @@ _STACK_BYTES = 1 << 16
 _DESCRIPTOR_BYTES = 2304
 
 
-@dataclass(frozen=True)
-class ForkSafeLibrary:
+class ForkSafeLibrary(NamedTuple):
     """A library whose threads a forked child does not miss.
 
     Attributes:
         file: Matches the name of the shared library.
         distribution: Distribution that installs it; None: several do.
         since: First version of that of which it is known.
-        why: The fate of its threads in the child.
     """
 
     file: re.Pattern[str]
-    distribution: str | None
-    since: tuple[int, ...]
-    why: str
+    distribution: str | None = None
+    since: tuple[int, ...] = ()
 
 
 FORK_SAFE = (
-    ForkSafeLibrary(
-        re.compile(r"libarrow\.so"),
-        "pyarrow",
-        (12,),
-        "its pools, and jemalloc's thread, are made anew in the child",
-    ),
-    ForkSafeLibrary(
-        re.compile(r"lib(scipy_)?openblas"),
-        None,
-        (),
-        "it ends its threads before a fork, and makes them anew after it",
-    ),
-    ForkSafeLibrary(
-        re.compile(r"tokenizers\.abi3\.so"),
-        "tokenizers",
-        (0, 13),
-        "the child works without its own, one text at a time",
-    ),
+    # Its pools, and jemalloc's thread, are made anew in the child.
+    ForkSafeLibrary(re.compile(r"libarrow\.so"), "pyarrow", (12,)),
+    # It ends its threads before a fork, and makes them anew after it.
+    ForkSafeLibrary(re.compile(r"lib(scipy_)?openblas")),
+    # The child works without its own, one text at a time.
+    ForkSafeLibrary(re.compile(r"tokenizers\.abi3\.so"), "tokenizers", (0, 13)),
 )
 
 

@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from elasticflow.launcher.fork_server.preload import (
     open_accelerator,
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 
     from elasticflow.launcher.fork_server.probe import ProbeAnswer
     from elasticflow.launcher.fork_server.protocol import Message
-    from elasticflow.protocol.child_processes import Program
 
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -68,7 +67,7 @@ def main() -> NoReturn:
     is_warm = sys.argv[3] == "warm"
     # Imports make much garbage and hardly any cycle of it: looking for cycles would take a sixth of their time.
     gc.disable()
-    begun: _Begun | None = None
+    begun: tuple[Setup, Probe] | None = None
     for name in warm_up() if is_warm else ():
         # The probe wants torch, and asks it beside the imports that follow.
         if begun is None and name != "numpy" and readable([connection.fileno()], 0):
@@ -78,7 +77,7 @@ def main() -> NoReturn:
     if setup.script is None:
         sys.path[:0] = setup.path
     else:  # `python -m` put the folder there in which this process was started; the script has its own
-        sys.path[: 0 if getattr(sys.flags, "safe_path", False) else 1] = setup.path
+        sys.path[: 0 if sys.flags.safe_path else 1] = setup.path
     if not is_warm:
         ready = _prepare(channel, setup, answer)
     else:
@@ -94,19 +93,14 @@ def main() -> NoReturn:
     _serve(channel, setup, ready)
 
 
-class _Begun(NamedTuple):
-    setup: Setup
-    probe: Probe
-
-
-def _begin(channel: MessageChannel) -> _Begun:
+def _begin(channel: MessageChannel) -> tuple[Setup, Probe]:
     """Wait for the setup; take over its variables and its log, and start the child that asks torch."""
     setup = _wait_for_setup(channel)
     os.environ.update(setup.environment)
     if setup.log:
         _move_output_to(setup.log)
     mask_streams()
-    return _Begun(setup, Probe(setup.arguments))
+    return setup, Probe(setup.arguments)
 
 
 def _move_output_to(log: str) -> None:
@@ -176,7 +170,7 @@ def _serve(channel: MessageChannel, setup: Setup, ready: Ready) -> NoReturn:
     gc.freeze()
     gc.enable()
     channel.send(replace(ready, pid=os.getpid()))
-    Server(channel, setup.entry_point, setup.start_method, setup.script).serve()
+    Server(channel, setup).serve()
 
 
 def _end_as(exit_code: int) -> NoReturn:
@@ -203,20 +197,11 @@ def _ignore_signals() -> None:
 
 
 class Server:
-    """Starts a worker for each request and reports each exit, until the agent is gone.
+    """Starts a worker for each request of the agent at the other end of *channel*, and reports each exit, until the agent is gone."""
 
-    Args:
-        channel: To the agent.
-        start_method: `fork` or `spawn`.
-        script: Script that workers run instead of the entry point; None: the entry point.
-    """
-
-    def __init__(
-        self, channel: MessageChannel, entry_point: str, start_method: str, script: Program | None = None
-    ) -> None:
-        self._channel, self._entry_point, self._start_method = channel, entry_point, start_method
-        self._script = script
-        self._standbys = Standbys(start_method, channel.connection)
+    def __init__(self, channel: MessageChannel, setup: Setup) -> None:
+        self._channel, self._setup = channel, setup
+        self._standbys = Standbys(setup.start_method, channel.connection)
 
     def serve(self) -> NoReturn:
         """Serve; ends this process when the agent is gone."""
@@ -272,13 +257,13 @@ class Server:
         self._channel.connection.close()
         self._standbys.disown()
         take_over(request)
-        if self._start_method == "spawn":
-            command = [sys.executable, "-u", "-m", "elasticflow.launcher.fork_server.spawned"]
-            run = self._entry_point if self._script is None else to_json(self._script)
+        if self._setup.start_method == "spawn":
+            command = [sys.executable, "-u", "-m", "elasticflow.launcher.fork_server.worker_process"]
+            run = self._setup.entry_point if self._setup.script is None else to_json(self._setup.script)
             os.execv(sys.executable, [*command, str(server), run])  # noqa: S606  # argv of our own making
-        if self._script is not None:
-            run_script(self._script)
-        run_entry_point(self._entry_point)
+        if self._setup.script is not None:
+            run_script(self._setup.script)
+        run_entry_point(self._setup.entry_point)
 
 
 def reap() -> list[Exited]:

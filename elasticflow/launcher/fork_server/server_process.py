@@ -1,12 +1,15 @@
-"""Starting the fork server's process; only what a bare interpreter has is imported here."""
+"""Starting the fork server's process, and the ends of it and of the writer, which end the agent; only what a bare interpreter has is imported here."""
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 from typing import NamedTuple
+
+from elasticflow.system.processes import is_killed_from_outside, signal_or_code
 
 
 class ServerProcess(NamedTuple):
@@ -48,3 +51,19 @@ def start_server(keep_fds: tuple[int, ...] = (), *, is_warm: bool = True) -> Ser
     )
     theirs.close()
     return ServerProcess(process, ours)
+
+
+# Exit codes of an agent. Any other than 0 is an error of its own.
+STORE_LOST = 4
+HELPER_KILLED = 5
+_KILLED = -signal.SIGKILL
+
+
+class HelperLostError(RuntimeError):
+    """A helper ended while the agent needed it."""
+
+    def __init__(self, name: str, exit_code: int | None) -> None:
+        code = _KILLED if exit_code is None else exit_code
+        how = signal_or_code(code)
+        super().__init__(f"its {name} was {how}" if code < 0 else f"its {name} ended with {how}")
+        self.agent_exit_code = HELPER_KILLED if is_killed_from_outside(code) else 1

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import json
 import os
 import runpy
 import signal
 import sys
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from elasticflow.launcher.fork_server import rank_at_import
+from elasticflow.launcher.fork_server.script import run_script
+from elasticflow.protocol.child_processes import Program
+from elasticflow.protocol.json_codec import from_json
 from elasticflow.system import forked_children
 from elasticflow.system.masking import mask_streams
+from elasticflow.system.processes import die_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,3 +83,25 @@ def _show(error: BaseException) -> None:
         sys.excepthook(type(error), error, error.__traceback__)
     except BaseException:  # noqa: BLE001  the hook's own: both are shown
         traceback.print_exc()
+
+
+def main() -> None:
+    """Be a worker that is started from nothing, and not forked: `[torchrun] start_method = "spawn"`.
+
+    The command line names the process id of the fork server, then a file to run, or a script as JSON.
+    """
+    die_with_parent(int(sys.argv[1]))
+    faulthandler.register(signal.SIGUSR2, all_threads=True)  # exec has removed the fork server's handler
+    mask_streams()
+    forked_children.name_children()
+    entry_point = sys.argv[2]
+    if entry_point.startswith("{"):
+        program = from_json(Program, json.loads(entry_point))
+        folder = program.folder if program.module else str(Path(program.entry).parent)
+        sys.path[0] = folder  # where `python -m` put the folder in which this process was started
+        run_script(program)
+    run_entry_point(entry_point)
+
+
+if __name__ == "__main__":
+    main()

@@ -126,7 +126,7 @@ class Journal:
             "devices": [],
             "verdict": None,
             "pid": os.getpid(),
-            MACHINE: Machine.here().to_json(),
+            MACHINE: asdict(Machine.here()),
             "started": now(),
             "updated": now(),
         }

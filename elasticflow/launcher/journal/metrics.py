@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
 from elasticflow.protocol.run_files import place_of
-from elasticflow.system.json_lines import AppendedLines, lines_from_end, lines_of
+from elasticflow.system.json_lines import AppendedLines, append_lines, lines_from_end, lines_of
 from elasticflow.system.records import BadJsonError, parse
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ class Metrics:
         late = [line for line in lines if line.get("generation", self._generation) < self._generation]
         self._lines.append([line for line in lines if line not in late])
         if late:
-            self._move_to_redone([line for line in late if line["step"] > self._began_after])
+            redone = [line for line in late if line["step"] > self._began_after]
+            append_lines(self._folder.metrics_redone, redone)
             self._put_in([line for line in late if line["step"] <= self._began_after])
 
     def last_step(self) -> int:
@@ -62,27 +63,17 @@ class Metrics:
         """
         self._require_held()
         self._generation, self._began_after = generation, step
-        if self._damaged_at is not None:
-            self._refill(self._damaged_at, step)
-            self._damaged_at = None
         size, lost = _after(self._folder.metrics, step)
         seconds = _seconds_of(lost)
         if lost or size < self._folder.metrics.stat().st_size:
-            self._move_to_redone(lost)
+            append_lines(self._folder.metrics_redone, lost)
             self._lines.truncate(size)
-        last = _last_step(self._folder.metrics)
+        last = _last_step(self._folder.metrics, self._damaged_at)
+        if self._damaged_at is not None:  # damage may have taken a line of that step, too
+            last, self._damaged_at = last - 1, None
         if last < step:
-            self._lines.append(self._missing(last, step))
-            self._lines.sync()
+            self._put_in(self._missing(last, step))
         return seconds
-
-    def _move_to_redone(self, lines: list[EventRecord]) -> None:
-        """Append lines of steps that do not count."""
-        if lines:
-            redone = AppendedLines(self._folder.metrics_redone)
-            redone.append(lines)
-            redone.sync()
-            redone.close()
 
     def _put_in(self, lines: list[EventRecord]) -> None:
         """Append the lines of committed steps that are missing from metrics.jsonl."""
@@ -97,22 +88,11 @@ class Metrics:
             self._lines.append([all_lines[key] for key in sorted(all_lines)])
             self._lines.sync()
 
-    def _refill(self, start: int, step: int) -> None:
-        """Put the lines up to *step* that damage took back where they were, from byte *start* on."""
-        with self._folder.metrics.open("rb") as file:
-            before = {place_of(record) for line in file if file.tell() <= start and (record := _record(line))}
-            file.seek(start)
-            later = {place_of(record): record for line in file if (record := _record(line))}
-        last = max((number for number, *_ in before), default=0)
-        lines = {place_of(r): r for r in self._missing(last - 1, step) if place_of(r) not in before} | later
-        self._lines.truncate(start)
-        self._lines.append([lines[key] for key in sorted(lines)])
-        self._lines.sync()
-
     def _missing(self, last: int, step: int) -> list[EventRecord]:
         """Return the lines of the steps after *last*, up to *step*, from the rank logs of all generations."""
         lines: dict[tuple[Any, ...], EventRecord] = {}
-        for generation in sorted(_generations(self._folder)):
+        names = [path.name[1:] for path in (self._folder.path / "logs").glob("g*")]
+        for generation in sorted(int(name) for name in names if name.isdecimal()):
             for record in _metrics_in(self._folder.rank_log(generation, 0)):
                 if last < record["step"] <= step:
                     lines[place_of(record)] = record  # that of a newer generation holds
@@ -153,11 +133,6 @@ def _metrics_in(log: Path) -> list[EventRecord]:
     return metrics
 
 
-def _generations(folder: RunFolder) -> list[int]:
-    logs = folder.path / "logs"
-    return [int(p.name[1:]) for p in logs.glob("g*") if p.name[1:].isdecimal()] if logs.is_dir() else []
-
-
 def _after(path: Path, step: int) -> tuple[int, list[EventRecord]]:
     """Return the size of the part up to *step* and the records beyond it."""
     beyond: list[EventRecord] = []
@@ -185,7 +160,8 @@ def _seconds_of(lines: list[EventRecord]) -> float:
     return total
 
 
-def _last_step(path: Path) -> int:
-    """Return the step of the last step line; 0 if there is none."""
-    records = (_record(line) for _, line in lines_from_end(path))
+def _last_step(path: Path, before: int | None = None) -> int:
+    """Return the step of the last step line, of those that end at byte *before* at most; 0 if there is none."""
+    ends = lines_from_end(path)
+    records = (_record(line) for end, line in ends if before is None or end <= before)
     return next((int(record["step"]) for record in records if record is not None and "eval" not in record), 0)

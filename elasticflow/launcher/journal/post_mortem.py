@@ -10,16 +10,17 @@ import os
 import socket
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from elasticflow.system.oom_kills import counts_of_kills, is_in_log
+from elasticflow.protocol.json_codec import from_json
+from elasticflow.system.free_memory import counts_of_kills, is_in_log
 from elasticflow.system.processes import boot_id, started_at
 from elasticflow.system.records import read, unix_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from elasticflow.run_folder import RunFolder
 
@@ -51,7 +52,7 @@ class Machine:
     init_started: int | None = None
     process_started: int | None = None
     booted: float | None = None
-    memory_kills: Mapping[str, int] = field(default_factory=dict)
+    memory_kills: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def here(cls) -> Machine:
@@ -65,25 +66,12 @@ class Machine:
             counts_of_kills(),
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the record for state.json."""
-        return asdict(self)
 
-    @classmethod
-    def from_json(cls, record: object) -> Machine | None:
-        """Return the machine that `to_json` wrote; None for anything else: earlier versions wrote no machine."""
-        if not isinstance(record, dict) or not isinstance(host := record.get("host"), str):
-            return None
-        counts = record.get("memory_kills")
-        kills = counts.items() if isinstance(counts, dict) else ()
-        return cls(
-            host,
-            boot if isinstance(boot := record.get("boot_id"), str) else None,
-            _whole(record.get("init_started")),
-            _whole(record.get("process_started")),
-            record["booted"] if isinstance(record.get("booted"), float) else None,
-            {file: count for file, count in kills if isinstance(file, str) and isinstance(count, int)},
-        )
+def machine_of(record: object) -> Machine | None:
+    """Return the machine whose fields *record*, from state.json, holds; None for anything else, as earlier versions wrote."""
+    with suppress(ValueError):
+        return from_json(Machine, record)
+    return None
 
 
 @dataclass(frozen=True)
@@ -114,7 +102,7 @@ def ending_of(folder: RunFolder) -> Ending | None:
     state = read(folder.state)
     if not isinstance(state, dict) or state.get("status") != "running":
         return None
-    then, pid = Machine.from_json(state.get(MACHINE)), _whole(state.get("pid"))
+    then, pid = machine_of(state.get(MACHINE)), _whole(state.get("pid"))
     last_seen = unix_time(state.get("updated"))
     ending = explain(then, Machine.here(), last_seen, lambda since: pid is not None and is_in_log(pid, since))
     if ending.kind == "killed" and _is_full(folder.path):
@@ -155,7 +143,9 @@ def explain(
 
 
 def _restarted(now: Machine, updated: float | None) -> Ending:
-    at = "" if now.booted is None else f" at {_local(now.booted)}"
+    at = ""
+    if now.booted is not None:
+        at = time.strftime(" at %Y-%m-%d %H:%M:%S", time.localtime(now.booted))
     known = f"the machine has been started again since{at}"
     if now.booted is None or updated is None:
         return Ending("machine_restarted", known, "a power cut, a crash or a shutdown ended it")
@@ -194,10 +184,6 @@ def _is_full(path: Path) -> bool:
     except OSError:
         return False
     return disk.f_bavail * disk.f_frsize < _ROOM
-
-
-def _local(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 def _booted() -> float | None:

@@ -48,24 +48,21 @@ class KeyTable:
                 del self._below[folder]
         return True
 
-    def below(self, prefix: str) -> list[tuple[str, bytes]]:
-        """Return the paths that begin with *prefix*, with their values."""
-        folder = folder_of(prefix)
-        paths = self._below.get(folder, {}) if folder else self._values
-        return [(path, self._values[path]) for path in paths if path.startswith(prefix)]
+    def below(self, folder: str) -> list[tuple[str, bytes]]:
+        """Return the paths in *folder*, which ends with a slash, with their values."""
+        return [(path, self._values[path]) for path in self._below.get(folder, ())]
 
 
 class Subscriptions(Generic[T]):
-    """The clients that wait for a value of a path, and those that watch all paths that begin with a prefix.
+    """The clients that wait for a value of a path, and those that watch a folder.
 
-    A client waits for one path at a time, and watches one prefix.
+    A client waits for one path at a time, and watches one folder.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[str, dict[T, None]] = {}
         self._waits_for: dict[T, str] = {}
-        # By the folder that the prefix lies in, with the prefix.
-        self._watching: dict[str, dict[T, str]] = {}
+        self._watching: dict[str, dict[T, None]] = {}
         self._watches: dict[T, str] = {}
 
     def __len__(self) -> int:
@@ -77,17 +74,17 @@ class Subscriptions(Generic[T]):
         self._waits_for[client] = path
         self._waiting.setdefault(path, {})[client] = None
 
-    def watch(self, client: T, prefix: str) -> None:
-        """Have *client* be told of each change of a path that begins with *prefix*."""
-        self._watches[client] = prefix
-        self._watching.setdefault(folder_of(prefix), {})[client] = prefix
+    def watch(self, client: T, folder: str) -> None:
+        """Have *client* be told of each change of a path in *folder*, which ends with a slash."""
+        self._watches[client] = folder
+        self._watching.setdefault(folder, {})[client] = None
 
     def leave(self, client: T) -> None:
         """Have *client* be told of nothing any more."""
         if (path := self._waits_for.pop(client, None)) is not None:
             _take_out(self._waiting, path, client)
-        if (prefix := self._watches.pop(client, None)) is not None:
-            _take_out(self._watching, folder_of(prefix), client)
+        if (folder := self._watches.pop(client, None)) is not None:
+            _take_out(self._watching, folder, client)
 
     def take_waiting(self, path: str) -> list[T]:
         """Return the clients that wait for *path*, which wait no longer."""
@@ -98,13 +95,11 @@ class Subscriptions(Generic[T]):
 
     def watching(self, path: str) -> Iterator[T]:
         """Yield the clients that watch *path*."""
-        for folder in ("", *folders_of(path)):
-            for client, prefix in self._watching.get(folder, {}).items():
-                if path.startswith(prefix):
-                    yield client
+        for folder in folders_of(path):
+            yield from self._watching.get(folder, ())
 
 
-def _take_out(places: dict[str, dict[T, None]] | dict[str, dict[T, str]], place: str, client: T) -> None:
+def _take_out(places: dict[str, dict[T, None]], place: str, client: T) -> None:
     clients = places[place]
     del clients[client]
     if not clients:
@@ -118,8 +113,3 @@ def folders_of(path: str) -> list[str]:
         folders.append(path[: end + 1])
         end = path.find("/", end + 1)
     return folders
-
-
-def folder_of(prefix: str) -> str:
-    """Return the innermost folder in which all paths lie that begin with *prefix*; empty: there is none."""
-    return prefix[: prefix.rfind("/") + 1]

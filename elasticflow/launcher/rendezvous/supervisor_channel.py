@@ -20,13 +20,13 @@ from elasticflow.launcher.rendezvous.store_keys import (
 )
 from elasticflow.protocol.json_codec import from_json
 from elasticflow.protocol.messages import MESSAGES, ORDERS, EndLaunch, GenerationFormed, NodeParts
-from elasticflow.system.clocks import on_own_clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elasticflow.protocol.control_store import ControlStore
     from elasticflow.protocol.messages import Message, NodePart
+
 
 _POLL_S = 0.002
 _LOOK_S = 0.05
@@ -139,3 +139,22 @@ class Orders:
                 looked = now
                 may_wait()
             time.sleep(_POLL_S)
+
+
+# Seconds. A smaller difference cannot be told from the time that a message travels or waits to be read.
+_LEAST_SKEW_S = 30.0
+
+
+def on_own_clock(noted: float, sent: float | None, now: float) -> float:
+    """Return the Unix time *noted* on another clock as this machine's clock has it.
+
+    Clocks that differ by less than half a minute count as equal.
+
+    Args:
+        noted: Time that the other machine noted.
+        sent: Unix time at which that machine told it, on its clock; None: it did not say.
+        now: Unix time at which it was heard, on this machine's clock.
+    """
+    if sent is None or abs(now - sent) < _LEAST_SKEW_S:
+        return noted
+    return noted + now - sent

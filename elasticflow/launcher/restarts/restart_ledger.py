@@ -12,7 +12,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.protocol.json_codec import from_json
-from elasticflow.system.json_lines import append_line
+from elasticflow.system.json_lines import append_lines
 from elasticflow.system.records import BadJsonError, parse
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class RestartLedger:
     def append(self, entry: LedgerEntry) -> None:
         """Add an entry; it is on disk before this returns."""
         self._require_held()
-        append_line(self._path, entry.to_json())
+        append_lines(self._path, [entry.to_json()])
         self.entries.append(entry)
 
     def since(self, generation: int) -> list[dict[str, Any]]:

@@ -144,7 +144,7 @@ def claim_generation(
     """
     catalog = launch.catalog
     claim = {
-        "run_id": launch.folder.run_id,
+        "run_id": launch.request.folder.run_id,
         "launch": launch.number,
         "reason": reason,
         "nodes": list(nodes),

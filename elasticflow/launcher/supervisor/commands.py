@@ -255,6 +255,16 @@ class AddWorkers:
     workers: tuple[StartedWorker, ...]
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """Outcome of a launch: status in state.json, exit code, last event and its fields."""
+
+    status: str
+    exit_code: int
+    event: Event
+    fields: dict[str, Any]
+
+
 Command = (
     ClaimGeneration
     | FormGeneration

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, assert_never
 
 from elasticflow import events
+from elasticflow.launcher.rendezvous.supervisor_channel import on_own_clock
 from elasticflow.launcher.restarts.failures import Failure, Report, first_failure
 from elasticflow.launcher.supervisor.commands import (
     AddWorkers,
@@ -17,7 +18,6 @@ from elasticflow.launcher.supervisor.commands import (
     UpdateState,
 )
 from elasticflow.protocol.messages import Activity, Stacks, Standstill, WorkersEnded, WorkersStarted
-from elasticflow.system.clocks import on_own_clock
 
 if TYPE_CHECKING:
     from elasticflow.events import EventRecord

@@ -1,6 +1,6 @@
 """Handles a standstill that the agents of all nodes report: collects stacks, names the rank that the others wait for.
 
-Each agent reports when all workers of its node have stood still for too long, or a signal has stopped one (`agent/hang_timeouts.py` has the limits). Once those of
+Each agent reports when all workers of its node have stood still for too long, or a signal has stopped one (`agent/worker_heartbeats.py` has the limits). Once those of
 all nodes stand still, or one is stopped, every agent is asked for stacks; when they are there, the rank that the others wait for is named, and the group is killed.
 """
 

@@ -1,8 +1,8 @@
-"""One start of a run, as its supervisor receives it."""
+"""One start of a run, as it is requested, and as its supervisor receives it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elasticflow.compiler.provenance.job_json import job_to_json
@@ -10,11 +10,11 @@ from elasticflow.launcher.rendezvous.invitation import Invitation, versions
 from elasticflow.launcher.supervisor.scale_schedule import ALONE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
     from elasticflow.compiler.provenance.drift import Difference
+    from elasticflow.compiler.provenance.origins import Origins
     from elasticflow.jobfile.tables.job import Job
     from elasticflow.launcher.journal.post_mortem import Ending
     from elasticflow.launcher.journal.run_lock import RunLock
@@ -26,46 +26,64 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Request:
+    """A launch to be made.
+
+    Attributes:
+        folder: The run folder; it need not exist.
+        accept_drift: Differences that change the trajectory are wanted; those of a script's loop, too.
+        node_rank: This machine's place among the nodes, where the rendezvous is static.
+        case: The case of the job file's [matrix] that the job is.
+        follower: Command of the process that follows the run's files (`follower.py`); empty: there is none.
+    """
+
+    job: Job
+    files: tuple[Path, ...]
+    overrides: tuple[str, ...]
+    project_root: Path
+    folder: RunFolder
+    accept_drift: bool = False
+    scale: tuple[ScaleChange, ...] = ALONE
+    node_rank: int | None = None
+    case: str | None = None
+    follower: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Launch:
     """One start of a run; its launch folder is written, its run is locked by the caller.
 
     Attributes:
-        launch_id: Tells the launch from every other, on any machine.
-        node_rank: Rank of this machine's first node, where the rendezvous is static.
-        sources: Digests of the job's own code, by path from the project's root.
         lost: The end of the launch before, if its supervisor could not record it.
-        follower: Command of the process that follows the run's files (`follower.py`); empty: there is none.
-        accept_drift: A script's loop may differ from the run's launch before in ways that change the trajectory.
     """
 
+    request: Request
     plan: LaunchPlan
-    job: Job
-    folder: RunFolder
     number: int
-    launch_id: str
-    project_root: Path
+    origins: Origins
     catalog: Catalog
     writer: WriterStart
     store: LaunchStore
     lock: RunLock
-    is_resumed: bool = False
-    is_edited: bool = False
-    scale: tuple[ScaleChange, ...] = ALONE
-    node_rank: int = 0
-    drift: tuple[Difference, ...] = ()
-    sources: Mapping[str, str] = field(default_factory=dict)
-    lost: Ending | None = None
-    follower: tuple[str, ...] = ()
-    accept_drift: bool = False
+    is_resumed: bool
+    is_edited: bool
+    drift: tuple[Difference, ...]
+    lost: Ending | None
+
+    @property
+    def launch_folder(self) -> Path:
+        """Folder of the files of this launch."""
+        return self.request.folder.launch(self.number)
 
     def invitation(self) -> Invitation:
         """Return the invitation to other machines that take part."""
-        entry_point = self.folder.launch(self.number) / "train.py"
         return Invitation(
-            run_id=self.folder.run_id,
-            job=job_to_json(self.job),
-            entry_point="" if self.plan.script is not None else entry_point.read_text(encoding="utf-8"),
+            run_id=self.request.folder.run_id,
+            job=job_to_json(self.request.job),
+            entry_point=""
+            if self.plan.script is not None
+            else (self.launch_folder / "train.py").read_text(encoding="utf-8"),
             versions=versions(),
-            launch_id=self.launch_id,
-            sources=dict(self.sources),
+            launch_id=self.origins.launch_id,
+            sources=self.origins.code,
         )

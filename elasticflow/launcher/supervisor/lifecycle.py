@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, assert_never
 
 from elasticflow import errors, events
 from elasticflow.launcher.restarts.restart_policy import RestartPolicy, would_end_again
-from elasticflow.launcher.supervisor import outcomes
 from elasticflow.launcher.supervisor.commands import (
     AgentEnded,
     CheckDevices,
@@ -33,6 +32,7 @@ from elasticflow.launcher.supervisor.commands import (
     StartAgent,
     TimePassed,
     UpdateState,
+    Verdict,
     WorkersEvent,
 )
 from elasticflow.launcher.supervisor.generations import TOO_LATE, Cause, Drain, Formation
@@ -62,7 +62,6 @@ if TYPE_CHECKING:
     from elasticflow.launcher.restarts.restart_policy import FailedAttempt
     from elasticflow.launcher.supervisor.generations import Generation
     from elasticflow.launcher.supervisor.nodes import Nodes
-    from elasticflow.launcher.supervisor.outcomes import Verdict
 
 _LEFT_ITS_LOOP = (
     "the script ended in the middle of its loop, without run.finish(): no snapshot holds its last steps; "
@@ -259,7 +258,7 @@ class Lifecycle:
     def _interrupt(self, reason: str, code: int = errors.INTERRUPTED) -> None:
         """End the launch now; a run that has finished or failed stays so."""
         if self.verdict is None or (code == errors.KILLED_BY_USER and self.verdict.status == "interrupted"):
-            self.verdict = outcomes.interrupted(self._step, reason, code)
+            self.verdict = self._interrupted(reason, code)
 
     # --- nodes ------------------------------------------------------------------------------------------
 
@@ -391,7 +390,7 @@ class Lifecycle:
         self._record_end(cause.failure_class, cause.error, age_s)
         if generation.drain is not None and generation.drain.ends:
             who = "the agent died" if cause.failure is None else "a worker failed"
-            self._settle(outcomes.interrupted(self._step, f"{who} while draining: {cause.error}"))
+            self._settle(self._interrupted(f"{who} while draining: {cause.error}"))
             return
         if cause.failure is not None:
             if cause.failure.is_unfit_node and generation.step is None and self._continues_without(cause):
@@ -429,13 +428,14 @@ class Lifecycle:
             )
             reason = end if stopped is None else f"training was stopped by {stopped}"
             self._record_end("finished", reason)
-            self._settle(outcomes.finished(self._step, self._recovery.restarts, stopped))
+            facts = {"step": self._step, "restarts": self._recovery.restarts, "stopped": stopped}
+            self._settle(Verdict("finished", errors.FINISHED, events.RUN_FINISHED, facts))
             return
         if has_ended:
             cause = Cause("user_error", _LEFT_ITS_LOOP)
             self._record_end(cause.failure_class, cause.error)
             # With exit code 0: it would do so again.
-            self._settle(outcomes.failed(self._step, cause))
+            self._settle_failed(cause)
             return
         outcome = "drained" if drain is None else drain.outcome
         how = "all workers left" if self._script is not None else "all workers left after the same step"
@@ -448,7 +448,7 @@ class Lifecycle:
         seconds = round(self._now.monotonic - drain.asked, 3)
         self._record(events.DRAIN_COMPLETED, step=self._step, seconds=seconds)
         if drain.ends:
-            self._settle(outcomes.interrupted(self._step, drain.reason))
+            self._settle(self._interrupted(drain.reason))
         else:
             self._failed_at = None
             self._formation.plan(outcome, self._now.monotonic)
@@ -479,7 +479,7 @@ class Lifecycle:
             self._check_devices(suspects, attempt.generation)
         else:
             code = errors.BUDGET_SPENT if decision.spent else errors.ANSWER_IS_NO
-            self._settle(outcomes.failed(self._step, cause, code, decision.reason))
+            self._settle_failed(cause, code, decision.reason)
 
     def _check_devices(self, nodes: Sequence[str], generation: int) -> None:
         """Have the devices of *nodes* checked; nothing is formed before the results are there or overdue, or the nodes are gone."""
@@ -508,16 +508,36 @@ class Lifecycle:
         if not self._nodes.are_enough:
             error = f"node {found.node} has a device that is not to be used: {faults}"
             why = f"without it {len(self._nodes)} nodes are left, of at least {self._nodes.least}"
-            self._settle(outcomes.failed(self._step, Cause("device", error, found.node), why=why))
+            self._settle_failed(Cause("device", error, found.node), why=why)
 
     def _taken_over(self) -> None:
-        self._settle(outcomes.taken_over(self._step, self._formation.last_number))
+        """Another launch has the run now: continuing would take the run away from that launch."""
+        generation = self._formation.last_number + 1
+        error = f"another launch of this run resumes from its snapshots: generation {generation}"
+        self._settle_failed(Cause("taken_over", error))
 
     # --- commands -----------------------------------------------------------------------------
 
     def _settle(self, verdict: Verdict) -> None:
         """End the launch with *verdict*, if it is the first."""
         self.verdict = self.verdict or verdict
+
+    def _interrupted(self, reason: str, code: int = errors.INTERRUPTED) -> Verdict:
+        """Return the verdict that training did not reach its end; the same command continues."""
+        return Verdict("interrupted", code, events.RUN_INTERRUPTED, {"reason": reason, "step": self._step})
+
+    def _settle_failed(self, cause: Cause, code: int = errors.ANSWER_IS_NO, why: str | None = None) -> None:
+        """End the launch, which failed because of *cause*; *why* says why it is not tried again."""
+        worker = cause.failure
+        fields = {
+            "class": cause.failure_class,
+            "error": cause.error,
+            "why": why,
+            "rank": None if worker is None else worker.rank,
+            "exit_code": None if worker is None else worker.exit_code,
+            "step": self._step,
+        }
+        self._settle(Verdict("failed", code, events.RUN_FAILED, fields))
 
     def _record_end(self, outcome: str, reason: str, age_s: float | None = None) -> None:
         facts = {"class": outcome, "reason": reason, "step": self._step, "seconds_since_failure": age_s}

@@ -32,11 +32,11 @@ class LocalAgents:
 
     def __init__(self, launch: Launch, journal: Journal) -> None:
         self._launch = launch
-        self._changes = list(launch.scale)
+        self._changes = list(launch.request.scale)
         self._agents: dict[str, AgentProcess] = {}
         self._leaving: set[str] = set()
         self._orphans = Orphans(
-            lambda: unclaimed(launch.folder),
+            lambda: unclaimed(launch.request.folder),
             lambda process: journal.event(events.PROCESS_LEFT_BEHIND, **asdict(process)),
         )
         self._count = 0
@@ -100,19 +100,19 @@ class LocalAgents:
         launch = self._launch
         # No other node of the launch ever had this id.
         node = f"n{self._count}"
-        rank = launch.node_rank + self._count if launch.plan.rdzv_backend == "static" else None
+        rank = (launch.request.node_rank or 0) + self._count if launch.plan.rdzv_backend == "static" else None
         self._count += 1
         self._agents[node] = build_agent_process(
             launch.plan,
-            launch.folder,
-            launch.folder.launch(launch.number),
+            launch.request.folder,
+            launch.launch_folder,
             node,
             launch.store.address,
-            launch.project_root,
+            launch.request.project_root,
             launch.writer,
-            launch.launch_id,
+            launch.origins.launch_id,
             rank,
-            accept_drift=launch.accept_drift,
+            accept_drift=launch.request.accept_drift,
         )
         self._agents[node].start()
         return node

@@ -21,7 +21,6 @@ from elasticflow import errors, events
 from elasticflow.errors import RendezvousError, RunFolderError, RunTakenError
 from elasticflow.events import SCHEMA_VERSION
 from elasticflow.launcher.journal.display_thread import DisplayThread
-from elasticflow.launcher.journal.environment_record import EnvironmentRecord
 from elasticflow.launcher.journal.journal import Journal
 from elasticflow.launcher.journal.metrics import Metrics
 from elasticflow.launcher.restarts.restart_ledger import RestartLedger
@@ -37,7 +36,7 @@ from elasticflow.launcher.supervisor.commands import (
     TimePassed,
 )
 from elasticflow.launcher.supervisor.follower import Follower
-from elasticflow.launcher.supervisor.ingest import Ingest
+from elasticflow.launcher.supervisor.ingest import EnvironmentRecord, Ingest
 from elasticflow.launcher.supervisor.leave_requests import NOW, CancelMark, Hurry, LeaveRequests
 from elasticflow.launcher.supervisor.lifecycle import UNTRAINED_S, Lifecycle, RunSoFar
 from elasticflow.launcher.supervisor.local_agents import LocalAgents
@@ -74,9 +73,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elasticflow.events import EventRecord
-    from elasticflow.launcher.supervisor.commands import LifecycleEvent
+    from elasticflow.launcher.supervisor.commands import LifecycleEvent, Verdict
     from elasticflow.launcher.supervisor.launch_record import Launch
-    from elasticflow.launcher.supervisor.outcomes import Verdict
     from elasticflow.protocol.messages import Message
 
 _POLL_S = 0.01
@@ -85,7 +83,16 @@ _NOTICE_S = 2.0
 # Seconds that agents with nothing to wait for have to exit.
 _LEAVE_S = 5.0
 # Messages that are events as they stand.
-_EVENTS = {
+_Recorded = (
+    ProcessLeftBehind
+    | WorkerLingered
+    | LogLeftOut
+    | StandbysReady
+    | StandbysOff
+    | CompilerCacheMoved
+    | CompilerCacheFailed
+)
+_EVENTS: dict[type[_Recorded], events.Event] = {
     ProcessLeftBehind: events.PROCESS_LEFT_BEHIND,
     WorkerLingered: events.WORKER_LINGERED,
     LogLeftOut: events.LOG_LEFT_OUT,
@@ -108,26 +115,28 @@ class Supervisor:
         self._display = DisplayThread(show, tick)
         plan = launch.plan
         token = {TOKEN: launch.store.address.token}
-        addresses = frozenset() if launch.job.notify is None else launch.job.notify.variables()
+        addresses = (
+            frozenset() if launch.request.job.notify is None else launch.request.job.notify.variables()
+        )
         self._mask = mask_of({**os.environ, **plan.env, **token}, {*plan.env_secrets, *addresses})
         require_held = launch.lock.require_held
-        self._journal = Journal(launch.folder, launch.number, self._display, self._mask, require_held)
-        self._metrics = Metrics(launch.folder, require_held)
-        self._environment = EnvironmentRecord(launch.folder.launch(launch.number))
+        self._journal = Journal(launch.request.folder, launch.number, self._display, self._mask, require_held)
+        self._metrics = Metrics(launch.request.folder, require_held)
+        self._environment = EnvironmentRecord(launch.launch_folder)
         self._ingest = Ingest(self._journal, self._metrics, self._environment)
         self._agents = LocalAgents(launch, self._journal)
-        self._remote_files = RemoteFiles(launch.folder)
-        self._follower = Follower(launch.follower, launch.folder, self._journal)
-        self._profiles = Profiles(launch.folder, self._journal)
+        self._remote_files = RemoteFiles(launch.request.folder)
+        self._follower = Follower(launch.request.follower, launch.request.folder, self._journal)
+        self._profiles = Profiles(launch.request.folder, self._journal)
         self._nodes = Nodes(launch.plan.nodes_min, launch.plan.nodes_max, launch.plan.shard)
-        self._ledger = RestartLedger(launch.folder.ledger, require_held)
+        self._ledger = RestartLedger(launch.request.folder.ledger, require_held)
         self._lifecycle = self._first_lifecycle()
         self._asked = LeaveRequests()
         # Signals that had come when they were looked at last, before the verdict.
         self._heeded = 0
-        self._cancel = CancelMark(launch.folder.cancel)
+        self._cancel = CancelMark(launch.request.folder.cancel)
         self._began = time.monotonic()
-        time_limit = None if launch.job.script is not None else launch.job.train.time_limit
+        time_limit = None if launch.request.job.script is not None else launch.request.job.train.time_limit
         self._time_limit_s = math.inf if time_limit is None else parse_duration(time_limit)
 
     def run(self) -> int:
@@ -148,7 +157,7 @@ class Supervisor:
             # The first error is the cause: the files fail to be closed, too.
             while isinstance(error.__context__, OSError):
                 error = error.__context__
-            path = error.filename or self._launch.folder.path
+            path = error.filename or self._launch.request.folder.path
             raise RunFolderError(
                 f"the launch ended, since it cannot use {path}: {os.strerror(error.errno or 0)}",
                 "once there is room again and the run folder is there, the same command resumes from the newest snapshot",
@@ -239,14 +248,12 @@ class Supervisor:
             if damage is not None:
                 self._journal.event(events.RECORD_DAMAGED, path=damage.place, reason=damage.why)
         if launch.is_edited:
-            self._journal.event(
-                events.ENTRY_POINT_EDITED, path=str(launch.folder.launch(launch.number) / "train.py")
-            )
+            self._journal.event(events.ENTRY_POINT_EDITED, path=str(launch.launch_folder / "train.py"))
         if launch.drift:
             differences = [difference.to_json() for difference in launch.drift]
             self._journal.event(events.DRIFT_FOUND, launch=launch.number, differences=differences)
         left = RestartPolicy(launch.plan.restarts).left(self._ledger.entries, time.time())
-        epochs = None if launch.job.script is not None else launch.job.train.epochs
+        epochs = None if launch.request.job.script is not None else launch.request.job.train.epochs
         self._journal.know(epochs=epochs, budget_left=left, resume_command=told_command())
 
     def _turn(self, channel: AgentChannel, tell: Callable[[LifecycleEvent], None]) -> None:
@@ -285,15 +292,7 @@ class Supervisor:
                 self._remote_files.hear(message)
                 if isinstance(message, NodeReady):
                     tell(message)
-            case (
-                ProcessLeftBehind()
-                | WorkerLingered()
-                | LogLeftOut()
-                | StandbysReady()
-                | StandbysOff()
-                | CompilerCacheMoved()
-                | CompilerCacheFailed()
-            ):
+            case _ if isinstance(message, _Recorded):
                 self._journal.event(_EVENTS[type(message)], **asdict(message))
             case _:
                 tell(message)
@@ -322,14 +321,13 @@ class Supervisor:
                 tell(Interrupted(_CANCELLED, errors.KILLED_BY_USER))
             elif not self._lifecycle.is_leaving:
                 tell(LeaveAsked(_CANCELLED))
-        elif self._is_past_time_limit():
+        elif (
+            time.monotonic() - self._began >= self._time_limit_s
+            and self._lifecycle.verdict is None
+            and not self._lifecycle.is_leaving
+        ):
             self._time_limit_s = math.inf  # it asks once
-            tell(LeaveAsked(f"train.time_limit of {self._launch.job.train.time_limit}"))
-
-    def _is_past_time_limit(self) -> bool:
-        """Return whether the launch has reached the job's time limit, and was not asked to exit yet."""
-        is_over = time.monotonic() - self._began >= self._time_limit_s
-        return is_over and not self._lifecycle.is_leaving and self._lifecycle.verdict is None
+            tell(LeaveAsked(f"train.time_limit of {self._launch.request.job.train.time_limit}"))
 
     def _see_off(
         self, tell: Callable[[LifecycleEvent], None], verdict: Verdict, is_hurried: Callable[[], bool]

@@ -7,7 +7,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Self
 
 from elasticflow.errors import SnapshotError
-from elasticflow.system.mounts import file_system_of
+from elasticflow.system.kernel_files import file_system_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elasticflow.compiler import compile_job
 from elasticflow.compiler.launch_folder import materialize as module
 from elasticflow.compiler.launch_folder.materialize import materialize, read_plan
 from elasticflow.compiler.plan.launch_plan import LaunchPlan, plan_job
@@ -196,8 +195,8 @@ def test_a_folder_that_cannot_be_read(tmp_path: Path, content: str | None) -> No
         read_plan(tmp_path)
 
 
-def test_compile_job_from_file_to_folder(tmp_path: Path) -> None:
-    """compile_job goes the whole way, applies overrides, and gives the optimizer the model it asks for."""
+def test_from_job_file_to_launch_folder(tmp_path: Path) -> None:
+    """A plan is written whole, with the overrides it was made with, and gives the optimizer the model it asks for."""
     (tmp_path / "pyproject.toml").write_text("")
     (tmp_path / "pieces.py").write_text(
         "def net(): ...\ndef loss(a, b): ...\ndef sgd_of(model, lr): ...\n"
@@ -210,10 +209,10 @@ def test_compile_job_from_file_to_folder(tmp_path: Path) -> None:
     )
     overrides = ("train.epochs=7",)
     loaded = require_job(tmp_path / "job.toml", overrides)
-    compiled = compile_job(loaded.job, loaded.files, loaded.project_root, overrides)
-    compiled.write(tmp_path / "out")
+    plan = plan_job(loaded.job, project_root=loaded.project_root, job_files=loaded.files)
+    materialize(plan, loaded.job, tmp_path / "out", project_root=loaded.project_root, overrides=overrides)
     text = (tmp_path / "out" / "train.py").read_text()
     assert "EPOCHS = 7" in text
     assert "return sgd_of(model, lr=0.1)" in text
     assert "--set=train.epochs=7" in text
-    assert read_plan(tmp_path / "out") == compiled.plan
+    assert read_plan(tmp_path / "out") == plan

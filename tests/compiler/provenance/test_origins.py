@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from elasticflow.compiler.launch_folder.launch_record import made_in
 from elasticflow.compiler.provenance.drift import compare_made, lines_of
 from elasticflow.compiler.provenance.job_json import job_to_json
-from elasticflow.compiler.provenance.origins import Made, Origins, made_from, made_in, origins_now
-from elasticflow.compiler.provenance.sources import SourceFile, own_sources
+from elasticflow.compiler.provenance.origins import (
+    Made,
+    Origins,
+    SourceFile,
+    made_from,
+    origins_now,
+    own_sources,
+)
 from elasticflow.errors import LaunchFolderError
 from tests.compiler.jobs import make_job
 

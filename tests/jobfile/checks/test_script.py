@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.compiler import compile_job
-from elasticflow.compiler.launch_folder.materialize import read_plan
+from elasticflow.compiler.launch_folder.materialize import materialize, read_plan
+from elasticflow.compiler.plan.launch_plan import plan_job
 from elasticflow.compiler.provenance.job_json import job_digest, job_from_json, job_to_json
-from elasticflow.compiler.provenance.sources import own_sources
+from elasticflow.compiler.provenance.origins import own_sources
 from elasticflow.jobfile.load import load_job, require_job
 from elasticflow.protocol.loop_settings import LoopSettings
 
@@ -117,16 +117,16 @@ def test_a_launch_is_the_scripts_own_files(project: Path, program: str, sources:
     """What it runs is told whole, its files are recorded, and the plan read back is the same; no train.py is written."""
     (project / "job.toml").write_text(SCRIPT.replace('entry = "src/train.py"', program))
     loaded = require_job(project / "job.toml")
-    compiled = compile_job(loaded.job, loaded.files, loaded.project_root, (), None)
-    compiled.write(project / "out", force=False)
+    plan = plan_job(loaded.job, project_root=loaded.project_root, job_files=loaded.files)
+    materialize(plan, loaded.job, project / "out", project_root=loaded.project_root)
 
     assert not (project / "out" / "train.py").exists()
-    assert read_plan(project / "out") == compiled.plan
+    assert read_plan(project / "out") == plan
     assert sources == json.loads((project / "out" / "job.json").read_text())["sources"].keys()
-    script = compiled.plan.script
+    script = plan.script
     assert script is not None
-    assert [*compiled.plan.torchrun_args][-2:] == ["--lr=0.1", "two words"]
-    assert compiled.plan.modules == ("json",)
+    assert [*plan.torchrun_args][-2:] == ["--lr=0.1", "two words"]
+    assert plan.modules == ("json",)
 
 
 @pytest.mark.parametrize("program", ['module = "own.train"', 'entry = "src/train.py"'])
@@ -149,7 +149,8 @@ def test_torchrun_sh_starts_the_script_in_the_project_with_its_arguments(project
     """By plain torchrun, from any folder: here Python is a shell that tells what it was called with."""
     (project / "job.toml").write_text(SCRIPT)
     loaded = require_job(project / "job.toml")
-    compile_job(loaded.job, loaded.files, loaded.project_root, (), None).write(project / "out", force=False)
+    plan = plan_job(loaded.job, project_root=loaded.project_root, job_files=loaded.files)
+    materialize(plan, loaded.job, project / "out", project_root=loaded.project_root)
     told = project / "told.sh"
     told.write_text('#!/bin/sh\npwd\nfor each in "$@"; do echo "$each"; done\n')
     told.chmod(0o755)
@@ -174,7 +175,7 @@ def test_what_the_job_file_says_to_a_loop_goes_through_a_variable(project: Path)
         + '[snapshots]\nuri = "kept"\nevery = "5 steps"\nkeep = { last = 2 }\n[logging]\nevery = "10 steps"'
     )
     loaded = require_job(project / "job.toml")
-    plan = compile_job(loaded.job, loaded.files, loaded.project_root, (), None).plan
+    plan = plan_job(loaded.job, project_root=loaded.project_root, job_files=loaded.files)
     settings = plan.loop_settings(Path("/elsewhere"))
 
     assert ("/elsewhere/kept", ("5 steps",), 2, 10) == (

@@ -22,11 +22,10 @@ from elasticflow.launcher.agent import flight_recorder
 from elasticflow.launcher.agent.agent import Agent, build_agent, gone_s
 from elasticflow.launcher.agent.agent_process import AgentConfig
 from elasticflow.launcher.agent.flight_recorder import FlightRecorder
-from elasticflow.launcher.agent.hang_timeouts import HangTimeouts
-from elasticflow.launcher.agent.worker_heartbeats import WorkerHeartbeats
+from elasticflow.launcher.agent.worker_heartbeats import HangTimeouts, WorkerHeartbeats
 from elasticflow.launcher.agent.workers import ForkedWorkers
-from elasticflow.launcher.fork_server.helpers import HelperLostError
 from elasticflow.launcher.fork_server.protocol import Setup
+from elasticflow.launcher.fork_server.server_process import HelperLostError
 from elasticflow.launcher.rendezvous.network import listen
 from elasticflow.launcher.rendezvous.store_server import StoreServer
 from elasticflow.launcher.supervisor.agent_channel import AgentChannel

@@ -22,8 +22,8 @@ from elasticflow.launcher.agent.agent_process import (
     AgentProcess,
     build_agent_process,
 )
-from elasticflow.launcher.fork_server.helpers import HELPER_KILLED, STORE_LOST, HelperLostError
 from elasticflow.launcher.fork_server.protocol import Setup
+from elasticflow.launcher.fork_server.server_process import HELPER_KILLED, STORE_LOST, HelperLostError
 from elasticflow.launcher.rendezvous.network import listen
 from elasticflow.protocol.json_codec import from_json, to_json
 from elasticflow.protocol.snapshot_settings import SnapshotSettings

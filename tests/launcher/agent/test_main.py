@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from elasticflow.launcher.agent import main
-from elasticflow.launcher.fork_server.helpers import HELPER_KILLED, STORE_LOST, HelperLostError
+from elasticflow.launcher.fork_server.server_process import HELPER_KILLED, STORE_LOST, HelperLostError
 from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunRefusedError
 from elasticflow.protocol.store_address import StoreLostError
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from elasticflow.launcher.agent.master import master_of
+from elasticflow.launcher.agent.workers import master_of
 from elasticflow.launcher.rendezvous.supervisor_channel import Assignment
 
 if TYPE_CHECKING:

@@ -10,8 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow.launcher.agent import worker_heartbeats as heartbeats_module
-from elasticflow.launcher.agent.hang_timeouts import ENOUGH, FACTOR, FLOOR_S, HangTimeouts
-from elasticflow.launcher.agent.worker_heartbeats import MOST_WORKERS, WorkerHeartbeats
+from elasticflow.launcher.agent.worker_heartbeats import (
+    ENOUGH,
+    FACTOR,
+    FLOOR_S,
+    MOST_WORKERS,
+    HangTimeouts,
+    WorkerHeartbeats,
+)
 from elasticflow.protocol.device_usage import DeviceUsage
 from elasticflow.protocol.messages import RankFigures
 from elasticflow.protocol.worker_environment import FIGURES, HEARTBEAT, HEARTBEAT_SLOT, HELD, PROFILE

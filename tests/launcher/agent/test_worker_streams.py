@@ -25,11 +25,11 @@ def folder(tmp_path: Path) -> RunFolder:
 def test_streams_of_a_generation_have_a_folder_of_their_own(folder: RunFolder) -> None:
     """Torch 2.13 names the folder after its restart count, which a join does not raise, and empties it before use."""
     ranks = {0: 2, 1: 3}
-    first = WorkerStreams(folder, 7, ranks, TorchrunOptions(nproc=2))
+    first = WorkerStreams(folder, 7, ranks, TorchrunOptions(nproc=2), "n0")
     assert folder.path / "logs" / "g0007" / "rank2.stderr" == first.stderrs[0]
     first.stderrs[0].write_text("what it said")
-    again = WorkerStreams(folder, 7, ranks, TorchrunOptions(nproc=2))
-    other = WorkerStreams(folder, 8, ranks, TorchrunOptions(nproc=2))
+    again = WorkerStreams(folder, 7, ranks, TorchrunOptions(nproc=2), "n0")
+    other = WorkerStreams(folder, 8, ranks, TorchrunOptions(nproc=2), "n0")
 
     assert "what it said" == again.stderrs[0].read_text()
     assert not set(first.stderrs.values()) & set(other.stderrs.values())
@@ -40,7 +40,7 @@ def test_what_is_shown_is_kept_too_by_whole_lines(
 ) -> None:
     """As torchrun shows it, each line after its worker's name; what has no end is shown when the worker is gone."""
     options = TorchrunOptions(nproc=2, role="trainer", shown_stdouts=(1,), shown_stderrs=(0, 1))
-    streams = WorkerStreams(folder, 1, {0: 4, 1: 5}, options)
+    streams = WorkerStreams(folder, 1, {0: 4, 1: 5}, options, "n0")
     streams.show()  # no worker has opened its streams yet
     for local_rank in (0, 1):
         streams.stdouts[local_rank].write_text(f"out {local_rank}\n")
@@ -63,7 +63,7 @@ def test_progress_bars_are_shown_as_they_move(
     folder: RunFolder, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     """They end no line; and what never ends one is shown in pieces, not kept."""
-    streams = WorkerStreams(folder, 1, {0: 0}, TorchrunOptions(nproc=1, role="w", shown_stdouts=(0,)))
+    streams = WorkerStreams(folder, 1, {0: 0}, TorchrunOptions(nproc=1, role="w", shown_stdouts=(0,)), "n0")
     with streams.stdouts[0].open("wb", buffering=0) as file:
         file.write(b"\r 1 %\r 2 %")
         streams.show()
@@ -82,7 +82,7 @@ def test_bytes_that_the_locale_cannot_write_are_shown(
     """As they are: an agent that ended for them would end again in every generation."""
     shown = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     monkeypatch.setattr(sys, "stdout", shown)
-    streams = WorkerStreams(folder, 1, {0: 0}, TorchrunOptions(nproc=1, role="w", shown_stdouts=(0,)))
+    streams = WorkerStreams(folder, 1, {0: 0}, TorchrunOptions(nproc=1, role="w", shown_stdouts=(0,)), "n0")
     streams.stdouts[0].write_bytes("f\u00fcr \u4e2d\n".encode() + b"\xff\n")
     streams.show()
 
@@ -93,7 +93,7 @@ def test_stream_that_cannot_be_shown_ends_nothing(folder: RunFolder, monkeypatch
     """A full disk below the agent's own log is no reason for it to leave its workers alone."""
     full = Path("/dev/full").open("w", encoding="utf-8")  # noqa: SIM115  # to close it fails, too
     monkeypatch.setattr("sys.stdout", full)
-    streams = WorkerStreams(folder, 1, {0: 0}, TorchrunOptions(nproc=1, shown_stdouts=(0,)))
+    streams = WorkerStreams(folder, 1, {0: 0}, TorchrunOptions(nproc=1, shown_stdouts=(0,)), "n0")
     streams.stdouts[0].write_text("one\n")
     streams.show()
     streams.close()
@@ -110,7 +110,7 @@ def test_a_flood_keeps_its_beginning_and_its_end(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(worker_streams, "HEAD", 2_000)
     monkeypatch.setattr(worker_streams, "TAIL", 1_000)
     path = tmp_path / "rank3.stdout"
-    bounded = worker_streams.BoundedFile(path, 3, "stdout")
+    bounded = worker_streams.BoundedFile(path, "n0", 3, "stdout")
     assert bounded.cut() is None
     told = []
     with path.open("a", buffering=1) as worker:
@@ -127,7 +127,7 @@ def test_a_flood_keeps_its_beginning_and_its_end(tmp_path: Path, monkeypatch: py
     assert 1 == len(markers)
     assert f"{last.lines:,} lines ({last.bytes:,} bytes)" in markers[0]
     assert 20_000 == last.lines + len(lines) - 1
-    assert (3, "stdout") == last[:2]
+    assert ("n0", 3, "stdout") == (last.node, last.rank, last.stream)
     assert len(told) < 4
     assert bounded.untold() is None
 
@@ -139,7 +139,7 @@ def test_lines_that_never_end_are_bounded_too(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(worker_streams, "TAIL", 1_000)
     path = tmp_path / "rank0.stderr"
     path.write_bytes(b"\xff\r" * 30_000)
-    left_out = worker_streams.BoundedFile(path, 0, "stderr").cut()
+    left_out = worker_streams.BoundedFile(path, "n0", 0, "stderr").cut()
 
     assert left_out is not None
     assert 57_000 == left_out.bytes
@@ -166,7 +166,7 @@ def test_a_worker_that_writes_as_fast_as_its_file_is_read_holds_nobody_up(
         return read(descriptor, size, at)
 
     monkeypatch.setattr(os, "pread", while_it_writes)
-    left_out = worker_streams.BoundedFile(path, 0, "stdout").cut()
+    left_out = worker_streams.BoundedFile(path, "n0", 0, "stdout").cut()
 
     assert left_out is not None
     assert written < len(lines) / 2

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elasticflow.launcher.compiler_cache import archive, transfer
-from elasticflow.launcher.compiler_cache.keeper import VARIABLES, CompilerCacheKeeper, place_of
+from elasticflow.launcher.compiler_cache import transfer
+from elasticflow.launcher.compiler_cache.keeper import VARIABLES, CompilerCacheKeeper
 from elasticflow.protocol.messages import CompilerCacheFailed, CompilerCacheMoved
 from elasticflow.protocol.worker_environment import COMPILER_CACHE
 from elasticflow.run_folder import RunFolder
@@ -28,12 +28,11 @@ class Node:
     """A node of a run in a folder, with its keeper; workers are played."""
 
     def __init__(self, project: Path, name: str = "n0") -> None:
-        place = place_of(
+        self.keeper = CompilerCacheKeeper(
             RunFolder.of(project, "job", "run"), name, WriterStart(str(project / "store"), "run"), {}
         )
-        assert place.folder is not None
-        self.name, self.folder = name, place.folder
-        self.keeper = CompilerCacheKeeper(place)
+        assert self.keeper.folder is not None
+        self.name, self.folder = name, self.keeper.folder
         self.told: list[Told] = []
         self._now = 100.0
 
@@ -168,12 +167,12 @@ def test_a_store_that_takes_nothing_is_one_warning(tmp_path: Path) -> None:
 
 def test_a_large_cache_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And that is told once, for good."""
-    monkeypatch.setattr(archive, "MOST_BYTES", 3)
+    monkeypatch.setattr(transfer, "MOST_BYTES", 3)
     node = Node(tmp_path)
     node.compile()
     asked = transfer.Transfer("save", 1, str(node.folder.path), "kind", {}, str(tmp_path / "store"), "", {})
     monkeypatch.setattr("os.nice", lambda _: 0)
-    with pytest.raises(archive.BadArchiveError, match="at most 0 MB are put beside the snapshots"):
+    with pytest.raises(transfer.BadArchiveError, match="at most 0 MB are put beside the snapshots"):
         transfer.save(asked)
     assert not node.folder.has_news()
 
@@ -182,7 +181,7 @@ def test_a_large_cache_that_is_being_written_is_not_sealed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is looked at again; else what is half there would count as whole."""
-    monkeypatch.setattr(archive, "MOST_BYTES", 3)
+    monkeypatch.setattr(transfer, "MOST_BYTES", 3)
     node = Node(tmp_path)
     node.compile()
 
@@ -200,12 +199,13 @@ def test_a_large_cache_that_is_being_written_is_not_sealed(
 def test_variables_have_torch_use_the_folder_unless_somebody_else_has(tmp_path: Path) -> None:
     """A user's own choice stays, and nothing is saved then."""
     run, writer = RunFolder.of(tmp_path, "job", "run"), WriterStart(str(tmp_path), "run")
-    place = place_of(run, "n0", writer, {})
-    assert place.folder is not None
-    path = str(place.folder.path)
-    assert {VARIABLES[0]: path, VARIABLES[1]: f"{path}/triton", COMPILER_CACHE: path} == place.variables()
+    keeper = CompilerCacheKeeper(run, "n0", writer, {})
+    assert keeper.folder is not None
+    path = str(keeper.folder.path)
+    assert {VARIABLES[0]: path, VARIABLES[1]: f"{path}/triton", COMPILER_CACHE: path} == keeper.variables()
     for name in VARIABLES:
-        assert {COMPILER_CACHE: ""} == place_of(run, "n0", writer, {name: "/cache"}).variables()
+        chosen = CompilerCacheKeeper(run, "n0", writer, {name: "/cache"})
+        assert ({COMPILER_CACHE: ""}, []) == (chosen.variables(), chosen.finish())
 
 
 def test_the_folder_that_torch_itself_has_named_is_nobodys_choice(
@@ -219,15 +219,15 @@ def test_the_folder_that_torch_itself_has_named_is_nobodys_choice(
     cache_dir_utils.cache_dir()
     assert str(tmp_path) in os.environ["TORCHINDUCTOR_CACHE_DIR"]
     run = RunFolder.of(tmp_path, "job", "run")
-    assert place_of(run, "n0", WriterStart(str(tmp_path), "run"), os.environ).folder is not None
+    keeper = CompilerCacheKeeper(run, "n0", WriterStart(str(tmp_path), "run"), os.environ)
+    assert keeper.folder is not None
 
 
 def test_a_folder_that_cannot_be_used_is_one_warning(tmp_path: Path) -> None:
     """Torch keeps its cache where it does by itself."""
     run = RunFolder.of(tmp_path / "my project", "job", "run")
-    place = place_of(run, "n0", WriterStart(str(tmp_path), "run"), {})
-    assert {COMPILER_CACHE: ""} == place.variables()
-    keeper = CompilerCacheKeeper(place)
+    keeper = CompilerCacheKeeper(run, "n0", WriterStart(str(tmp_path), "run"), {})
+    assert {COMPILER_CACHE: ""} == keeper.variables()
     keeper.start_loading()
     keeper.begin(is_first=True)
     (told,) = keeper.look(1.0, ["step"])

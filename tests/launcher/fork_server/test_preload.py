@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.launcher.fork_server.early_variables import is_read_early
+from elasticflow.launcher.agent.agent_process import is_read_early
 
 pytestmark = pytest.mark.usefixtures("real_processes")
 

@@ -147,6 +147,7 @@ class Forked:
             1,
             {rank: rank for rank in range(workers)},
             TorchrunOptions(nproc=workers),
+            "n0",
         )
         group = ForkedWorkers(self.server, {rank: {"RANK": str(rank)} for rank in range(workers)}, streams)
         group.start()
@@ -195,7 +196,7 @@ def by_python(folder: Path, *command: str) -> Ended:
 
 def spawned(program: Program) -> Ended:
     """Return what becomes of a worker that is started anew instead of forked."""
-    module = "elasticflow.launcher.fork_server.spawned"
+    module = "elasticflow.launcher.fork_server.worker_process"
     done = subprocess.run(
         [sys.executable, "-u", "-m", module, str(os.getpid()), to_json(program)],
         capture_output=True,

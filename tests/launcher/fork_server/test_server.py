@@ -18,8 +18,8 @@ import pytest
 from elasticflow.launcher.agent.worker_streams import WorkerStreams
 from elasticflow.launcher.agent.workers import ForkedWorkers, GroupState
 from elasticflow.launcher.fork_server.client import ForkServer
-from elasticflow.launcher.fork_server.helpers import HelperLostError
 from elasticflow.launcher.fork_server.protocol import Setup
+from elasticflow.launcher.fork_server.server_process import HelperLostError
 from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunOptions, TorchrunRefusedError
 from elasticflow.run_folder import RunFolder
 from elasticflow.runtime.process import random_streams
@@ -50,7 +50,7 @@ def ended(group: ForkedWorkers) -> GroupState:
 def group_of(server: ForkServer, folder: Path, environments: dict[int, dict[str, str]]) -> ForkedWorkers:
     """Return workers whose global ranks are their local ones, not yet started."""
     run = RunFolder(folder / "runs" / "job" / "run")
-    streams = WorkerStreams(run, 0, {rank: rank for rank in environments}, TorchrunOptions(nproc=1))
+    streams = WorkerStreams(run, 0, {rank: rank for rank in environments}, TorchrunOptions(nproc=1), "n0")
     return ForkedWorkers(server, environments, streams)
 
 
@@ -101,7 +101,7 @@ def test_exit_codes_and_signals_are_told_by_rank(start: Any) -> None:
     wait_until(lambda: (group.poll(), len(group.exits()))[1] == 5)
 
     assert {0: 3, 1: -9, 2: 1, 3: 1, 4: 0} == {rank: code for rank, (code, _) in group.exits().items()}
-    assert group.stderrs[2].read_text().endswith("ValueError: no such layer\n")
+    assert group.streams.stderrs[2].read_text().endswith("ValueError: no such layer\n")
     assert group.poll() is GroupState.FAILED
 
 
@@ -356,8 +356,8 @@ def test_server_that_a_signal_stopped_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_method: str
 ) -> None:
     """It would start no worker and tell no end of one: another agent takes over, with a server of its own."""
-    monkeypatch.setattr("elasticflow.system.stopped_child.STOPPED_S", 0.5)
-    monkeypatch.setattr("elasticflow.system.stopped_child._LOOK_S", 0.1)
+    monkeypatch.setattr("elasticflow.system.processes.STOPPED_S", 0.5)
+    monkeypatch.setattr("elasticflow.system.processes._LOOK_S", 0.1)
     server = ForkServer.start(Setup(str(tmp_path / "train.py"), start_method=start_method))
     try:
         serving = server.wait_ready().pid

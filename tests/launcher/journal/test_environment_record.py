@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from elasticflow.compiler.provenance.origins import WorkerEnvironment, environment_of
-from elasticflow.launcher.journal.environment_record import EnvironmentRecord
+from elasticflow.launcher.supervisor.ingest import EnvironmentRecord
 
 if TYPE_CHECKING:
     from pathlib import Path

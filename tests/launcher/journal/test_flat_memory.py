@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
 from elasticflow.launcher.journal.display_thread import DisplayThread
-from elasticflow.launcher.journal.environment_record import EnvironmentRecord
 from elasticflow.launcher.journal.journal import Journal
 from elasticflow.launcher.journal.metrics import Metrics
-from elasticflow.launcher.supervisor.ingest import Ingest
+from elasticflow.launcher.supervisor.ingest import EnvironmentRecord, Ingest
 from elasticflow.observe.live_view import LiveView
 from elasticflow.run_folder import RunFolder
 

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elasticflow import events
-from elasticflow.launcher.journal.environment_record import EnvironmentRecord
 from elasticflow.launcher.journal.journal import Journal
 from elasticflow.launcher.journal.metrics import Metrics
-from elasticflow.launcher.supervisor.ingest import Ingest
+from elasticflow.launcher.supervisor.ingest import EnvironmentRecord, Ingest
 from elasticflow.protocol.device_usage import DeviceUsage
 from elasticflow.protocol.messages import (
     Activity,

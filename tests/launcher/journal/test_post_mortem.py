@@ -7,14 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from elasticflow.launcher.journal import post_mortem
-from elasticflow.launcher.journal.post_mortem import Ending, Machine, ending_of, explain
+from elasticflow.launcher.journal.post_mortem import Ending, Machine, ending_of, explain, machine_of
 from elasticflow.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def test_machine_comes_back_as_it_was_written() -> None:
     """Through state.json."""
     here = Machine.here()
 
-    assert here == Machine.from_json(json.loads(json.dumps(here.to_json())))
+    assert here == machine_of(json.loads(json.dumps(asdict(here))))
     assert here.boot_id is not None
     assert here.process_started is not None
 
@@ -118,7 +118,7 @@ def test_machine_comes_back_as_it_was_written() -> None:
 )
 def test_what_an_earlier_version_wrote_can_be_read(record: object) -> None:
     """A state without a machine, or with an odd one: that much less is known."""
-    machine = Machine.from_json(record)
+    machine = machine_of(record)
 
     assert machine in (None, Machine("x"))
     assert "killed" == found(replace(THEN, host="x"), then=machine).kind
@@ -130,7 +130,7 @@ def _killed(folder: RunFolder, **machine: object) -> None:
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     process.send_signal(signal.SIGKILL)
     process.wait()
-    record = {**Machine.here().to_json(), **machine}
+    record = {**asdict(Machine.here()), **machine}
     state = {"status": "running", "pid": process.pid, "machine": record, "updated": "2026-11-20T10:00:00Z"}
     state["generation"] = 4
     folder.state.write_text(json.dumps(state))
@@ -154,7 +154,7 @@ def test_disk_that_is_full_is_the_likelier_cause(tmp_path: Path, monkeypatch: py
     """A supervisor that cannot write its last word has not been killed; once there is room again nobody can tell."""
     folder = RunFolder(tmp_path / "runs" / "job" / "full")
     folder.path.mkdir(parents=True)
-    folder.state.write_text(json.dumps({"status": "running", "machine": Machine.here().to_json()}))
+    folder.state.write_text(json.dumps({"status": "running", "machine": asdict(Machine.here())}))
     real = os.statvfs
     room = {"bavail": 0}
 

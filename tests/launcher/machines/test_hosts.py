@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from elasticflow.errors import INTERRUPTED, HostsError
-from elasticflow.launcher.machines import run_on_hosts, ssh
+from elasticflow.launcher.machines import run_on_hosts
 from elasticflow.launcher.machines.hosts_file import Host, read_hosts
 from elasticflow.launcher.machines.order import CANCELLED, Order
-from elasticflow.launcher.machines.ssh import HostProcess, check_resolves
+from elasticflow.launcher.machines.run_on_hosts import HostProcess, check_resolves
 from elasticflow.launcher.supervisor.leave_requests import LeaveRequests
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def test_host_that_leads_nowhere_is_refused(tmp_path: Path, monkeypatch: pytest.
     """Before anything begins; not where ssh goes through another host, which knows the name."""
     said = tmp_path / "ssh"
     host = Host("n9", "hosts.txt:3")
-    monkeypatch.setenv(ssh.SSH, str(said))
+    monkeypatch.setenv(run_on_hosts.SSH, str(said))
 
     said.write_text("#!/bin/sh\necho hostname no-such-host.invalid\necho proxycommand none\n")
     said.chmod(0o755)
@@ -84,7 +84,7 @@ def test_host_that_leads_nowhere_is_refused(tmp_path: Path, monkeypatch: pytest.
     said.write_text("#!/bin/sh\necho 'bad option' >&2; exit 255\n")
     with pytest.raises(HostsError, match="ssh cannot be asked about n9: bad option"):
         check_resolves(host)
-    monkeypatch.setenv(ssh.SSH, str(tmp_path / "none"))
+    monkeypatch.setenv(run_on_hosts.SSH, str(tmp_path / "none"))
     with pytest.raises(HostsError, match="ssh cannot be asked about n9"):
         check_resolves(host)
 
@@ -110,8 +110,8 @@ def test_node_is_started_again_where_that_may_help(
     program = tmp_path / "ssh"
     program.write_text(f"#!/bin/sh\ncd {tmp_path}\ncat > order &\n{script}\n")
     program.chmod(0o755)
-    monkeypatch.setenv(ssh.SSH, str(program))
-    monkeypatch.setattr(ssh, "_FIRST_PAUSE_S", 0.01)
+    monkeypatch.setenv(run_on_hosts.SSH, str(program))
+    monkeypatch.setattr(run_on_hosts, "_FIRST_PAUSE_S", 0.01)
     said: list[str] = []
     process = HostProcess(Host("n1", "hosts.txt:1"), ORDER, lambda *_: None, said.append)
     process.start()
@@ -122,7 +122,7 @@ def test_node_is_started_again_where_that_may_help(
 
 def test_pauses_grow() -> None:
     """To a minute."""
-    pauses = ssh._pauses()
+    pauses = run_on_hosts._pauses()
     assert [1, 2, 4, 8, 16, 32, 60, 60] == [next(pauses) for _ in range(8)]
 
 
@@ -162,7 +162,7 @@ def test_host_that_is_asked_to_leave_before_it_is_reached_is_left_alone(
 ) -> None:
     """A node that began then would know nothing of it, and train on alone."""
     begun = tmp_path / "begun"
-    monkeypatch.setenv(ssh.SSH, f"sh -c 'touch {begun}'")
+    monkeypatch.setenv(run_on_hosts.SSH, f"sh -c 'touch {begun}'")
     process = HostProcess(Host("n1", "hosts.txt:1"), ORDER, lambda *_: None, lambda _: None)
     process.leave()
     process.start()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow.compiler.provenance.job_json import job_to_json
-from elasticflow.compiler.provenance.sources import own_sources
+from elasticflow.compiler.provenance.origins import own_sources
 from elasticflow.errors import NodeRefusedError
 from elasticflow.launcher.rendezvous.invitation import Invitation, versions
 from tests.compiler.jobs import make_job

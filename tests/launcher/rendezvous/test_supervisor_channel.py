@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.distributed.rendezvous import rendezvous
 
-from elasticflow.launcher.fork_server.helpers import HelperLostError
+from elasticflow.launcher.fork_server.server_process import HelperLostError
 from elasticflow.launcher.rendezvous.store_keys import ORDERS, is_requested
 from elasticflow.launcher.rendezvous.store_server import StoreServer
 from elasticflow.launcher.rendezvous.supervisor_channel import Assignment, Orders, Outbox

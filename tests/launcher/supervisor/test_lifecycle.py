@@ -9,7 +9,7 @@ import pytest
 from elasticflow import errors, events
 from elasticflow.compiler.plan.launch_plan import RestartPlan
 from elasticflow.launcher.agent.agent_process import AgentEnd
-from elasticflow.launcher.fork_server.helpers import HELPER_KILLED
+from elasticflow.launcher.fork_server.server_process import HELPER_KILLED
 from elasticflow.launcher.restarts.failure_classes import FAILURES
 from elasticflow.launcher.restarts.restart_ledger import LedgerEntry
 from elasticflow.launcher.supervisor.commands import (

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elasticflow.launcher.rendezvous import sender
-from elasticflow.launcher.rendezvous.requests import Request, put_request
-from elasticflow.launcher.rendezvous.sender import FileSender
+from elasticflow.launcher.rendezvous import requests
+from elasticflow.launcher.rendezvous.requests import FileSender, Request, put_request
 from elasticflow.launcher.rendezvous.store_server import StoreServer
 from elasticflow.launcher.rendezvous.supervisor_channel import Outbox
 from elasticflow.launcher.supervisor import remote_files
@@ -112,7 +111,7 @@ def test_logs_come_as_they_grow(pair: Pair) -> None:
 
 def test_of_a_long_log_the_end_comes(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a line's begin on; what is missing is told, and where it is."""
-    monkeypatch.setattr(sender, "MOST_OF_A_FILE", 20)
+    monkeypatch.setattr(requests, "MOST_OF_A_FILE", 20)
     path = pair.write(LOG, "".join(f"line {number}\n" for number in range(10)))
     pair.fetch()
     assert "(56 bytes are left out here: they are in this file on b)\nline 8\nline 9\n" == pair.read(LOG)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elasticflow.launcher.supervisor import outcomes
+from elasticflow import errors, events
+from elasticflow.launcher.supervisor.commands import Verdict
 from elasticflow.launcher.supervisor.leave_requests import CancelMark, Hurry, LeaveRequests
 from elasticflow.launcher.supervisor.supervisor import Supervisor
 
@@ -25,7 +26,7 @@ def test_one_signal_does_not_cut_the_last_snapshot_of_a_finished_run_short(
     asked.numbers = [signal.SIGINT] * signals
     looks_left = [False] * 3
     agents = type("Agents", (), {"are_gone": property(lambda _: not looks_left or looks_left.pop())})()
-    verdict = outcomes.finished(10, 0, None)
+    verdict = Verdict("finished", errors.FINISHED, events.RUN_FINISHED, {})
     launch = SimpleNamespace(plan=SimpleNamespace(restarts=SimpleNamespace(grace_s=60.0)))
     supervisor: Any = SimpleNamespace(
         _asked=asked, _agents=agents, _launch=launch, _lifecycle=SimpleNamespace(verdict=verdict)
@@ -44,7 +45,7 @@ def test_launch_that_ends_at_once_stops_its_workers_on_other_machines(tmp_path: 
         await_notice=lambda *_: None,
         take=list,
     )
-    verdict = outcomes.interrupted(10, "the grace ended before the workers left")
+    verdict = Verdict("interrupted", errors.INTERRUPTED, events.RUN_INTERRUPTED, {})
     supervisor: Any = SimpleNamespace(
         _asked=LeaveRequests(),
         _cancel=CancelMark(tmp_path / "cancel"),

@@ -3,7 +3,7 @@
     python -m tests.measured.benchmarks.scale_nodes PROJECT PORT NODES PAUSE_MS [served]
 
 What is real of each node: how it finds the launch and its invitation (`join.await_launch`), its connections (`control_store.connect`), its
-two outboxes, orders and requests as it reads them, the part of `joined_node.JoinedNode` that looks for the launch's end, each
+two outboxes, orders and requests as it reads them, the part of `join.JoinedNode` that looks for the launch's end, each
 message (`protocol/messages.py`), the writer's threads and classes that write a shard, announce it and commit
 (`ShardWriter`, `PendingSnapshots`, `Committer`). What stands for something else:
 
@@ -30,8 +30,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from elasticflow import events
 from elasticflow.compiler.plan.launch_plan import plan_job
-from elasticflow.launcher.join import await_launch, store_of_node
-from elasticflow.launcher.joined_node import JoinedNode
+from elasticflow.launcher.join import JoinedNode, await_launch, store_of_node
 from elasticflow.launcher.rendezvous.invitation import Invitation
 from elasticflow.launcher.rendezvous.leadership import connect, store_address_of
 from elasticflow.launcher.rendezvous.liveness import BEAT_S

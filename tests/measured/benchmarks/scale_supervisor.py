@@ -26,7 +26,7 @@ from elasticflow.launcher.rendezvous import store_server
 from elasticflow.launcher.rendezvous.network import listen
 from elasticflow.launcher.rendezvous.store_server import StoreServer
 from elasticflow.launcher.rendezvous.token import given_token
-from elasticflow.launcher.supervisor import agent_channel
+from elasticflow.launcher.supervisor import agent_channel, launch_record
 from elasticflow.launcher.supervisor.scale_schedule import ScaleChange
 from elasticflow.run_folder import RunFolder
 from elasticflow.system.processes import die_with_parent
@@ -160,7 +160,7 @@ def lead(project: Path, nodes: int, port: int, *, is_served: bool) -> int:
     vars(store_server)["StoreServer"] = CountingServer
     vars(agent_channel)["SILENT_S"] = SILENT_S
     threading.Thread(target=_answer_samples, args=(began,), daemon=True).start()
-    request = launches.Request(
+    request = launch_record.Request(
         job_of(nodes, port, is_served=is_served),
         (project / "job.toml",),
         (),
