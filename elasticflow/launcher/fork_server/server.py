@@ -75,10 +75,7 @@ def main() -> NoReturn:
             begun = _begin(channel)
     setup, probe = begun or _begin(channel)
     answer = probe.answer()
-    if setup.script is None:
-        sys.path[:0] = setup.path
-    else:  # `python -m` put the folder there in which this process was started; the script has its own
-        sys.path[: 0 if getattr(sys.flags, "safe_path", False) else 1] = setup.path
+    sys.path[:0] = setup.path
     if not is_warm:
         ready = _prepare(channel, setup, answer)
     else:
@@ -273,7 +270,7 @@ class Server:
         self._standbys.disown()
         take_over(request)
         if self._start_method == "spawn":
-            command = [sys.executable, "-u", "-m", "elasticflow.launcher.fork_server.spawned"]
+            command = [sys.executable, "-u", "-P", "-m", "elasticflow.launcher.fork_server.spawned"]
             run = self._entry_point if self._script is None else to_json(self._script)
             os.execv(sys.executable, [*command, str(server), run])  # noqa: S606  # argv of our own making
         if self._script is not None:
