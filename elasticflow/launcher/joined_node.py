@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from elasticflow.protocol.control_store import ControlStore
 
 _POLL_S = 0.05
-# An agent that ends so many times in a row by its own doing, each time so soon after its start, will not do better.
+# An agent that ends so many times in a row by its own doing or for memory, each time so soon after its start, will not do better.
 _MOST_STARTS = 5
 _SOON_S = 60.0
 # An agent that still imports ignores the request to leave: it is asked again.
@@ -141,7 +141,8 @@ class JoinedNode:
         except RuntimeError as error:
             self._say(f"the launch is gone: {error}")
             return INTERRUPTED
-        counts = AgentEnd(code).is_its_own_doing and time.monotonic() < self._started_at + _SOON_S
+        will_recur = AgentEnd(code).is_its_own_doing or self._agent.is_killed_for_memory()
+        counts = will_recur and time.monotonic() < self._started_at + _SOON_S
         self._soon_ended = self._soon_ended + 1 if counts else 0
         if self._soon_ended >= _MOST_STARTS:
             self._say(

@@ -39,14 +39,18 @@ class _Store:
 class _Agent:
     """It ends as soon as it is started."""
 
-    def __init__(self) -> None:
+    def __init__(self, code: int = 1, *, is_killed_for_memory: bool = False) -> None:
         self.starts = 0
+        self._code, self._is_killed_for_memory = code, is_killed_for_memory
 
     def start(self) -> None:
         self.starts += 1
 
     def exit_code(self) -> int:
-        return 1
+        return self._code
+
+    def is_killed_for_memory(self) -> bool:
+        return self._is_killed_for_memory
 
     def last_words(self) -> str:
         return "ModuleNotFoundError: No module named 'torch'"
@@ -58,10 +62,14 @@ class _Agent:
         pass
 
 
-def test_agent_that_keeps_ending_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_killed_for_memory", [False, True])
+def test_agent_that_keeps_ending_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, *, is_killed_for_memory: bool
+) -> None:
     """Its last words say why; the machine that leads has heard of each end."""
     monkeypatch.setattr(joined_node, "_POLL_S", 0.001)
-    store, agent, said = _Store(), _Agent(), list[str]()
+    agent = _Agent(-9, is_killed_for_memory=True) if is_killed_for_memory else _Agent()
+    store, said = _Store(), list[str]()
     code = JoinedNode("n", cast("AgentProcess", agent), cast("ControlStore", store), said.append).run()
 
     assert ANSWER_IS_NO == code
