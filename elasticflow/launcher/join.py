@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import time
@@ -12,9 +13,11 @@ from elasticflow.compiler.plan.launch_plan import plan_job
 from elasticflow.compiler.provenance.job_json import job_to_json
 from elasticflow.compiler.provenance.origins import JOB_JSON, origins_now
 from elasticflow.errors import (
+    ANSWER_IS_NO,
     LaunchNotFoundError,
     LedElsewhereError,
     NodeRefusedError,
+    RendezvousError,
     RunLockedError,
     TokenRefusedError,
 )
@@ -127,7 +130,7 @@ def join(
             )
             last, locked, folder = number, 0, node.folder
         try:
-            return lead(replace(request, folder=folder, accept_drift=False))
+            return lead_unless_led(replace(request, folder=folder, accept_drift=False), lead, store_address)
         except LedElsewhereError:
             locked = 0
         except RunLockedError:  # the lock comes before the lead
@@ -206,13 +209,32 @@ def await_launch(
         number = newest_launch(keys)
         if watch is not None:
             watch.look()
-        if number > last or (watch is not None and watch.has_changed):
-            launch = control_store.connect(store_address.under(str(number)))
-            if launch.check([INVITATION]) and not launch.check([EXIT_CODE]):
-                return number
+        if (number > last or (watch is not None and watch.has_changed)) and _is_led(store_address, number):
+            return number
         if attempt == 0:
             say(f"waiting for {what}")
     raise LaunchNotFoundError(f"nobody leads {what}", "start it first: elasticflow run JOB")
+
+
+def lead_unless_led(request: Request, lead: Callable[[Request], int], store_address: StoreAddress) -> int:
+    """Lead the run of *request*; return the launch's exit code.
+
+    Raises:
+        LedElsewhereError: another process led the run at the start, or leads it by now: this machine was cut off.
+        ElasticflowError: the launch cannot begin (`launch.prepare`).
+    """
+    code = lead(request)
+    if code == ANSWER_IS_NO:
+        with contextlib.suppress(RendezvousError, StoreLostError):
+            if _is_led(store_address, newest_launch(connect(store_address))):
+                raise LedElsewhereError("another process leads the run by now")
+    return code
+
+
+def _is_led(store_address: StoreAddress, number: int) -> bool:
+    """Return whether the launch *number* at *store_address* has begun and is not over."""
+    launch = control_store.connect(store_address.under(str(number)))
+    return launch.check([INVITATION]) and not launch.check([EXIT_CODE])
 
 
 def check_shared(
