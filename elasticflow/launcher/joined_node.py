@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from elasticflow.errors import ANSWER_IS_NO, INTERRUPTED, KILLED_BY_USER
 from elasticflow.launcher.agent.agent_process import AgentEnd
 from elasticflow.launcher.rendezvous.liveness import SupervisorWatch
-from elasticflow.launcher.rendezvous.store_keys import EXIT_CODE, NOTICED
+from elasticflow.launcher.rendezvous.store_keys import CANCELLED, EXIT_CODE, NOTICED
 from elasticflow.launcher.rendezvous.supervisor_channel import Outbox
 from elasticflow.launcher.supervisor.leave_requests import LeaveRequests
 from elasticflow.protocol.messages import AgentDied
@@ -60,6 +60,7 @@ class JoinedNode:
         self._outbox = Outbox(store)
         self._supervisor = self._watch()
         self._final: int | None = None
+        self._is_cancelled = False
         self._asked = LeaveRequests()
         self._started_at, self._soon_ended = 0.0, 0
         self._next_try = 0.0
@@ -67,8 +68,8 @@ class JoinedNode:
 
     @property
     def was_asked(self) -> bool:
-        """True if a signal has asked this machine to exit."""
-        return bool(self._asked.numbers)
+        """True if a signal has asked this machine to exit, or the run was cancelled."""
+        return self._is_cancelled or bool(self._asked.numbers)
 
     def run(self) -> int | None:
         """Return the exit code once the agent has left for good, None once the launch's supervisor is silent.
@@ -125,6 +126,7 @@ class JoinedNode:
         try:
             if self._store.check([EXIT_CODE]):
                 self._final = int(self._store.get(EXIT_CODE))
+                self._is_cancelled = self._store.check([CANCELLED])
                 self._store.add(NOTICED, 1)
         except RuntimeError:  # the agent sees it, too, and ends
             if time.monotonic() > self._next_try:

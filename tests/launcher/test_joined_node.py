@@ -12,7 +12,7 @@ import pytest
 from elasticflow.errors import ANSWER_IS_NO, INTERRUPTED
 from elasticflow.launcher import joined_node
 from elasticflow.launcher.joined_node import JoinedNode
-from elasticflow.launcher.rendezvous.store_keys import EXIT_CODE
+from elasticflow.launcher.rendezvous.store_keys import CANCELLED, EXIT_CODE
 from elasticflow.protocol.store_address import StoreLostError
 
 if TYPE_CHECKING:
@@ -199,3 +199,26 @@ def test_agent_that_is_killed_from_outside_is_started_again_each_time(
     agent = _Killed()
     JoinedNode("n", cast("AgentProcess", agent), cast("ControlStore", _Store()), lambda _: None).run()
     assert 7 + 5 == agent.starts
+
+
+class _Ended(_Over):
+    """It has ended with the keys that are given."""
+
+    def __init__(self, *keys: str) -> None:
+        super().__init__()
+        self._keys = keys
+
+    def check(self, keys: list[str]) -> bool:
+        return set(keys) <= set(self._keys)
+
+    def get(self, _: str) -> bytes:
+        return str(INTERRUPTED).encode()
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_machine_of_a_cancelled_run_does_not_lead_it_anew(*, is_cancelled: bool) -> None:
+    """The mark of `elasticflow cancel` lies in the folder of the machine that led, which others may not see."""
+    store = _Ended(EXIT_CODE, *([CANCELLED] if is_cancelled else []))
+    node = JoinedNode("n", cast("AgentProcess", _Agent(0)), cast("ControlStore", store), lambda _: None)
+    assert INTERRUPTED == node.run()
+    assert is_cancelled == node.was_asked
