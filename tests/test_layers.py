@@ -186,6 +186,20 @@ def test_the_top_level_holds_what_was_asked_for() -> None:
     ]
 
 
+def test_own_processes_import_nothing_from_the_working_folder() -> None:
+    """Every Python process that elasticflow starts has `-P`: a job's `html.py` beside it is not the standard library's."""
+    starts = [
+        ast.unparse(node)
+        for path in MODULES.values()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.List | ast.Tuple)
+        and any(isinstance(each, ast.Constant) and each.value in ("-m", "-c") for each in node.elts)
+        and "sys.executable" in ast.unparse(node)
+    ]
+    assert len(starts) > 10
+    assert [each for each in starts if "'-P'" not in each] == []
+
+
 def test_terminal_words_know_no_run(imports: list[Import]) -> None:
     """`observe/` shows runs by `observe/terminal/`, which is below: nothing in there comes back to its loose modules."""
     inner = "elasticflow.observe.terminal"

@@ -83,7 +83,7 @@ def try_out(
     request = request_of(job, project_root, takes_step=takes_step)
     env = {} if job.env is None else job.env.values()
     environment = {**os.environ, **env, **{each.name: each.value for each in variables(job)}, **_ALONE}
-    argv = [sys.executable, "-X", "faulthandler", "-m", "elasticflow.deep.child.main", str(os.getpid())]
+    argv = [sys.executable, "-P", "-X", "faulthandler", "-m", "elasticflow.deep.child.main", str(os.getpid())]
     doing = ["importing torch"]
 
     def look(told: dict[str, Any] | None) -> None:

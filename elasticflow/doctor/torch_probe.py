@@ -110,7 +110,7 @@ class TorchProbe:
         self._process: subprocess.Popen[str] | None = None
         if command is not None or importlib.util.find_spec("torch") is not None:
             self._process = subprocess.Popen(
-                command or [sys.executable, "-c", _PROGRAM],
+                command or [sys.executable, "-P", "-c", _PROGRAM],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -21,6 +21,7 @@ from elasticflow.errors import (
     LaunchNotFoundError,
     LedElsewhereError,
     NodeRefusedError,
+    RendezvousError,
     RunLockedError,
     TokenRefusedError,
 )
@@ -31,7 +32,7 @@ from elasticflow.launcher.rendezvous import network
 from elasticflow.launcher.rendezvous.invitation import Invitation
 from elasticflow.launcher.rendezvous.leadership import NAME_REMEDY, connect, newest_launch, store_address_of
 from elasticflow.launcher.rendezvous.liveness import SupervisorWatch
-from elasticflow.launcher.rendezvous.store_keys import EXIT_CODE, INVITATION, LAUNCH, NOTICED
+from elasticflow.launcher.rendezvous.store_keys import CANCELLED, EXIT_CODE, INVITATION, LAUNCH, NOTICED
 from elasticflow.launcher.rendezvous.supervisor_channel import Outbox
 from elasticflow.launcher.rendezvous.token import given_token
 from elasticflow.launcher.supervisor.leave_requests import LeaveRequests
@@ -66,7 +67,7 @@ _ANSWER_S = 10.0
 _SEEN_S, _SEEN_ANEW_S = 5.0, 65.0
 
 _POLL_S = 0.05
-# An agent that ends so many times in a row by its own doing, each time so soon after its start, will not do better.
+# An agent that ends so many times in a row by its own doing or for memory, each time so soon after its start, will not do better.
 _MOST_STARTS = 5
 _SOON_S = 60.0
 # An agent that still imports ignores the request to leave: it is asked again.
@@ -146,7 +147,7 @@ def join(
             )
             last, locked, folder = number, 0, node.folder
         try:
-            return lead(replace(request, folder=folder, accept_drift=False))
+            return lead_unless_led(replace(request, folder=folder, accept_drift=False), lead, store_address)
         except LedElsewhereError:
             locked = 0
         except RunLockedError:  # the lock comes before the lead
@@ -225,13 +226,32 @@ def await_launch(
         number = newest_launch(keys)
         if watch is not None:
             watch.look()
-        if number > last or (watch is not None and watch.has_changed):
-            launch = control_store.connect(store_address.under(str(number)))
-            if launch.check([INVITATION]) and not launch.check([EXIT_CODE]):
-                return number
+        if (number > last or (watch is not None and watch.has_changed)) and _is_led(store_address, number):
+            return number
         if attempt == 0:
             say(f"waiting for {what}")
     raise LaunchNotFoundError(f"nobody leads {what}", "start it first: elasticflow run JOB")
+
+
+def lead_unless_led(request: Request, lead: Callable[[Request], int], store_address: StoreAddress) -> int:
+    """Lead the run of *request*; return the launch's exit code.
+
+    Raises:
+        LedElsewhereError: another process led the run at the start, or leads it by now: this machine was cut off.
+        ElasticflowError: the launch cannot begin (`launch.prepare`).
+    """
+    code = lead(request)
+    if code == ANSWER_IS_NO:
+        with contextlib.suppress(RendezvousError, StoreLostError):
+            if _is_led(store_address, newest_launch(connect(store_address))):
+                raise LedElsewhereError("another process leads the run by now")
+    return code
+
+
+def _is_led(store_address: StoreAddress, number: int) -> bool:
+    """Return whether the launch *number* at *store_address* has begun and is not over."""
+    launch = control_store.connect(store_address.under(str(number)))
+    return launch.check([INVITATION]) and not launch.check([EXIT_CODE])
 
 
 def check_shared(
@@ -332,6 +352,7 @@ class JoinedNode:
         self._outbox = Outbox(store)
         self._supervisor = self._watch()
         self._final: int | None = None
+        self._is_cancelled = False
         self._asked = LeaveRequests()
         self._started_at, self._soon_ended = 0.0, 0
         self._next_try = 0.0
@@ -339,8 +360,8 @@ class JoinedNode:
 
     @property
     def was_asked(self) -> bool:
-        """True if a signal has asked this machine to exit."""
-        return bool(self._asked.numbers)
+        """True if a signal has asked this machine to exit, or the run was cancelled."""
+        return self._is_cancelled or bool(self._asked.numbers)
 
     def take_part(self) -> int | None:
         """Return the exit code once the agent has left for good, None once the launch's supervisor is silent.
@@ -397,6 +418,7 @@ class JoinedNode:
         try:
             if self._store.check([EXIT_CODE]):
                 self._final = int(self._store.get(EXIT_CODE))
+                self._is_cancelled = self._store.check([CANCELLED])
                 self._store.add(NOTICED, 1)
         except RuntimeError:  # the agent sees it, too, and ends
             if time.monotonic() > self._next_try:
@@ -413,7 +435,8 @@ class JoinedNode:
         except RuntimeError as error:
             self._say(f"the launch is gone: {error}")
             return INTERRUPTED
-        counts = AgentEnd(code).is_its_own_doing and time.monotonic() < self._started_at + _SOON_S
+        will_recur = AgentEnd(code).is_its_own_doing or self._agent.is_killed_for_memory()
+        counts = will_recur and time.monotonic() < self._started_at + _SOON_S
         self._soon_ended = self._soon_ended + 1 if counts else 0
         if self._soon_ended >= _MOST_STARTS:
             self._say(

@@ -15,7 +15,14 @@ from elasticflow.errors import (
     RendezvousError,
     RunLockedError,
 )
-from elasticflow.launcher.join import MOST_LOCKED, Node, await_launch, check_rank, why_not_served
+from elasticflow.launcher.join import (
+    MOST_LOCKED,
+    Node,
+    await_launch,
+    check_rank,
+    lead_unless_led,
+    why_not_served,
+)
 from elasticflow.launcher.launch import check_torch
 from elasticflow.launcher.rendezvous import network
 from elasticflow.launcher.rendezvous.leadership import connect, store_address_of
@@ -29,6 +36,7 @@ if TYPE_CHECKING:
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
     from elasticflow.launcher.join import Address
     from elasticflow.launcher.supervisor.launch_record import Request
+    from elasticflow.protocol.store_address import StoreAddress
 
 # A scheduler may start the machine that leads long after the others: its image has to be fetched first.
 _PATIENCE_S = 600.0
@@ -61,18 +69,23 @@ def lead_or_join(
         LeaderMissingError: no one leads the run for ten minutes, or the scheduler has lost the machine that leads.
         RunLockedError: another process has the run's lock for ten minutes, and does not lead it at *address*.
         NodeRefusedError: this machine would train something else, or does not see the run's snapshots.
+        TokenError: this machine's token cannot be had.
         ElasticflowError: it leads, and the launch cannot begin (`launch.prepare`).
     """
     check_torch(warn)
     plan = plan_job(request.job, project_root=request.project_root, job_files=request.files)
     check_rank(plan, request.node_rank)
     network.check(plan.interface)
+    token = given_token(plan.token_file, request.project_root)
+    store_address = store_address_of(plan, address.host, address.port, token)
     last = locked = 0
     patience = _Patience(address, say)
     while True:
         if _may_lead(plan, request.node_rank, address, say, why_leader_is_lost):
             try:
-                return lead(request)
+                return (
+                    lead_unless_led(request, lead, store_address) if plan.is_store_outside else lead(request)
+                )
             except LedElsewhereError:
                 pass
             except RunLockedError:
@@ -87,7 +100,7 @@ def lead_or_join(
                 patience.spend(error)
                 continue
         try:
-            code, last = _take_part(request, plan, address, last, say)
+            code, last = _take_part(request, plan, store_address, last, say)
         except (StoreLostError, LaunchNotFoundError, RendezvousError) as error:
             patience.spend(error)
             continue
@@ -149,7 +162,7 @@ def _may_lead(
 
 
 def _take_part(
-    request: Request, plan: LaunchPlan, address: Address, last: int, say: Callable[[str], None]
+    request: Request, plan: LaunchPlan, store_address: StoreAddress, last: int, say: Callable[[str], None]
 ) -> tuple[int | None, int]:
     """Take part in the newest launch; return the exit code, None if the run needs another one, and the launch's number.
 
@@ -158,17 +171,14 @@ def _take_part(
         LaunchNotFoundError: no one leads the run.
         RendezvousError: the store is gone.
         StoreLostError: the store was lost meanwhile.
-        TokenError: this machine's token cannot be had.
         TokenRefusedError: this machine's token is not the launch's.
     """
-    token = given_token(plan.token_file, request.project_root)
-    store_address = store_address_of(plan, address.host, address.port, token)
     # A store that a supervisor serves goes with its launch: numbers begin anew.
     number = await_launch(connect(store_address), store_address, last if plan.is_store_outside else 0, say)
     node = Node(request, plan, store_address.under(str(number)), say)
     if node.folder.run_id != request.folder.run_id:
         raise NodeRefusedError(
-            f"run {node.folder.run_id} is led at {address}, not {request.folder.run_id}",
+            f"run {node.folder.run_id} is led at {store_address.endpoint}, not {request.folder.run_id}",
             "end that run first, or give this one another address",
         )
     code = node.take_part()

@@ -126,6 +126,8 @@ class _Told:
                 ends = (events.WORKER_FAILED, events.GENERATION_ENDED, events.RUN_FAILED)
                 self._events += [{**ended, "event": event} for event in ends]
                 state |= {"status": "failed", "verdict": {**ended, "event": events.RUN_FAILED}}
+                # Not each step has a line of its own.
+                state["step"] = record.get("step", state.get("step"))
             case _:
                 pass
 

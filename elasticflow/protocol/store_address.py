@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 PREFIX = "elasticflow"
+_CONNECT_S = 1.0
 
 
 class StoreLostError(RuntimeError):
@@ -88,7 +89,7 @@ def is_here(host: str) -> bool:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except OSError:
         return False
-    return any(_can_bind(family, address) for family, _, _, _, address in found)
+    return any(_leads_back(family, address) for family, _, _, _, address in found)
 
 
 def address_for_others(towards_keys: str) -> str | None:
@@ -107,9 +108,12 @@ def address_for_others(towards_keys: str) -> str | None:
     return None
 
 
-def _can_bind(family: int, address: Any) -> bool:
+def _leads_back(family: int, address: Any) -> bool:
     try:
-        with socket.create_server(address, family=family):
+        with socket.create_server(address, family=family) as server, socket.socket(family) as client:
+            # Where `ip_nonlocal_bind` is set, another machine's address can be bound, too: a connection goes there.
+            client.settimeout(_CONNECT_S)
+            client.connect(server.getsockname())
             return True
     except OSError:
         return False

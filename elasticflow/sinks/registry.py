@@ -70,7 +70,7 @@ def serving_command(job: Job) -> tuple[str, ...]:
     check_installed(job.logging)
     if not job.logging.chosen_sinks() and job.notify is None:
         return ()
-    return (sys.executable, "-m", "elasticflow.sinks.main")
+    return (sys.executable, "-P", "-m", "elasticflow.sinks.main")
 
 
 def make_sink(logging: LoggingTable, name: str, options: Options) -> Sink:

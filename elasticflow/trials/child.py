@@ -143,7 +143,7 @@ class TrialRun:
             variables[fault_injection.VARIABLE] = fault_actions.fault_variable(plan, self._records)
         with self._log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "elasticflow.trials.child", str(os.getpid())],
+                [sys.executable, "-P", "-m", "elasticflow.trials.child", str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,

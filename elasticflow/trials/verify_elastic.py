@@ -196,7 +196,7 @@ def count_gpus() -> int:
     code = "import torch; print(); print(torch.accelerator.device_count())"
     try:
         answer = subprocess.run(
-            [sys.executable, "-c", code],
+            [sys.executable, "-P", "-c", code],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_DRIVER_S,

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow.compiler.provenance.job_json import job_to_json
-from elasticflow.errors import LaunchNotFoundError, NodeRefusedError, RunLockedError
+from elasticflow.errors import LaunchNotFoundError, LedElsewhereError, NodeRefusedError, RunLockedError
 from elasticflow.launcher import join
 from elasticflow.launcher.join import Address, await_server, check_shared
 from elasticflow.launcher.rendezvous.invitation import Invitation, versions
 from elasticflow.launcher.rendezvous.leadership import connect
+from elasticflow.launcher.rendezvous.store_keys import EXIT_CODE, SUPERVISOR_BEAT
 from elasticflow.launcher.rendezvous.store_keys import INVITATION as INVITATION_KEY
-from elasticflow.launcher.rendezvous.store_keys import SUPERVISOR_BEAT
 from elasticflow.launcher.rendezvous.store_server import StoreServer
 from elasticflow.launcher.supervisor.launch_record import Request
 from elasticflow.protocol.store_address import StoreAddress, StoreLostError
@@ -206,3 +206,26 @@ def test_leader_that_was_cut_off_for_a_while_is_found_again(monkeypatch: pytest.
         is_found.set()
         leader.join()
         server.close()
+
+
+def test_leader_in_whose_place_another_machine_leads_is_told_from_one_that_failed(tmp_path: Path) -> None:
+    """It was cut off: it takes part in that launch. Both end with the same exit code."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = StoreAddress("127.0.0.1", listener.getsockname()[1])
+    server = StoreServer(listener)
+    keys = server.store(address.prefix)
+    request = Request(make_job(), (), (), tmp_path, RunFolder(tmp_path / "job" / "run"))
+
+    def lead(number: str) -> int:
+        keys.set("newest", number)
+        keys.set(f"{number}/{INVITATION_KEY}", "{}")
+        keys.set(f"1/{EXIT_CODE}", "1")
+        return 1
+
+    try:
+        assert 1 == join.lead_unless_led(request, lambda _: lead("1"), address)
+        with pytest.raises(LedElsewhereError):
+            join.lead_unless_led(request, lambda _: lead("2"), address)
+    finally:
+        server.close()
+    assert 1 == join.lead_unless_led(request, lambda _: 1, address)

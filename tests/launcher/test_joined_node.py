@@ -12,7 +12,7 @@ import pytest
 from elasticflow.errors import ANSWER_IS_NO, INTERRUPTED
 from elasticflow.launcher import join
 from elasticflow.launcher.join import JoinedNode
-from elasticflow.launcher.rendezvous.store_keys import EXIT_CODE
+from elasticflow.launcher.rendezvous.store_keys import CANCELLED, EXIT_CODE
 from elasticflow.protocol.store_address import StoreLostError
 
 if TYPE_CHECKING:
@@ -39,14 +39,18 @@ class _Store:
 class _Agent:
     """It ends as soon as it is started."""
 
-    def __init__(self) -> None:
+    def __init__(self, code: int = 1, *, is_killed_for_memory: bool = False) -> None:
         self.starts = 0
+        self._code, self._is_killed_for_memory = code, is_killed_for_memory
 
     def start(self) -> None:
         self.starts += 1
 
     def exit_code(self) -> int:
-        return 1
+        return self._code
+
+    def is_killed_for_memory(self) -> bool:
+        return self._is_killed_for_memory
 
     def last_words(self) -> str:
         return "ModuleNotFoundError: No module named 'torch'"
@@ -58,10 +62,14 @@ class _Agent:
         pass
 
 
-def test_agent_that_keeps_ending_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_killed_for_memory", [False, True])
+def test_agent_that_keeps_ending_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, *, is_killed_for_memory: bool
+) -> None:
     """Its last words say why; the machine that leads has heard of each end."""
     monkeypatch.setattr(join, "_POLL_S", 0.001)
-    store, agent, said = _Store(), _Agent(), list[str]()
+    agent = _Agent(-9, is_killed_for_memory=True) if is_killed_for_memory else _Agent()
+    store, said = _Store(), list[str]()
     code = JoinedNode("n", cast("AgentProcess", agent), cast("ControlStore", store), said.append).take_part()
 
     assert ANSWER_IS_NO == code
@@ -193,3 +201,26 @@ def test_agent_that_is_killed_from_outside_is_started_again_each_time(
     agent = _Killed()
     JoinedNode("n", cast("AgentProcess", agent), cast("ControlStore", _Store()), lambda _: None).take_part()
     assert 7 + 5 == agent.starts
+
+
+class _Ended(_Over):
+    """It has ended with the keys that are given."""
+
+    def __init__(self, *keys: str) -> None:
+        super().__init__()
+        self._keys = keys
+
+    def check(self, keys: list[str]) -> bool:
+        return set(keys) <= set(self._keys)
+
+    def get(self, _: str) -> bytes:
+        return str(INTERRUPTED).encode()
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_machine_of_a_cancelled_run_does_not_lead_it_anew(*, is_cancelled: bool) -> None:
+    """The mark of `elasticflow cancel` lies in the folder of the machine that led, which others may not see."""
+    store = _Ended(EXIT_CODE, *([CANCELLED] if is_cancelled else []))
+    node = JoinedNode("n", cast("AgentProcess", _Agent(0)), cast("ControlStore", store), lambda _: None)
+    assert INTERRUPTED == node.take_part()
+    assert is_cancelled == node.was_asked

@@ -69,6 +69,8 @@ class _World:
             return len(world.lasts)
 
         class Place:
+            endpoint = str(ADDRESS)
+
             def under(self, _: str) -> None:
                 return None
 

@@ -120,7 +120,7 @@ def test_an_exception_is_a_failure_until_the_next_start(
     """As of a run of a supervisor: `status` and `why` show its error, and its own frames."""
     error, frame = "ValueError: sample 7 is broken", '  File "loop.py", line 9, in <module>\n    step()\n'
     traceback = f"Traceback (most recent call last):\n{frame}{error}\n"
-    raised = line(2, events.WORKER_RAISED, 6, **{"class": "user_error"}, error=error, traceback=traceback)
+    raised = line(2, events.WORKER_RAISED, 7, **{"class": "user_error"}, error=error, traceback=traceback)
     with folder.rank_log(2, 0).open("a") as log:
         log.write(json.dumps(raised) + "\n")
     assert call(["why", "hand"]) == 0
@@ -129,7 +129,9 @@ def test_an_exception_is_a_failure_until_the_next_start(
     assert f"\nrank 0: {error}\n  Traceback" in told
     assert '    File "loop.py", line 9' in told
     assert call(["status", "hand", "--exit-code"]) == 1
-    assert f"error: rank 0: {error}\n" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"error: rank 0: {error}\n" in shown
+    assert "\n  step        7 of " in shown
     again = folder.rank_log(3, 0)
     again.parent.mkdir()
     again.write_text(json.dumps(line(3, events.TRAINING_STARTED, 4, steps=10, epoch=0)) + "\n")

@@ -55,7 +55,7 @@ def save(job: Job, project_root: Path, weights: Path, folder: Path, tokenizer: s
     )
     env = {} if job.env is None else job.env.values()
     ended = subprocess.run(
-        [sys.executable, "-m", "elasticflow.runtime.state.save_pretrained"],
+        [sys.executable, "-P", "-m", "elasticflow.runtime.state.save_pretrained"],
         input=to_json(request),
         capture_output=True,
         text=True,

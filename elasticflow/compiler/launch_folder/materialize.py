@@ -136,6 +136,7 @@ def launch_files(
             plan.env_secrets,
             None if plan.script is None else torchrun_command(plan.script),
             root,
+            () if plan.script is None else plan.script.path,
         ),
     }
     # job.json has the state of git and of the machine, so its digest would differ for the same job.

@@ -128,6 +128,7 @@ def script(
     secrets: Sequence[str],
     program: Sequence[str] | None = None,
     root: str = ".",
+    path: Sequence[str] = (),
 ) -> str:
     """Return torchrun.sh: the launch by plain torchrun, from any working directory.
 
@@ -137,6 +138,7 @@ def script(
         secrets: Names of variables whose values must not be written to a file.
         program: The job's own script as at the end of *args*; None: the launch's train.py.
         root: The project root, relative to the launch folder; a script is started there.
+        path: Further folders that the job's own script imports from, relative to the project root.
     """
     own = len(program or (ENTRY_POINT,))
     options = args[:-own]
@@ -176,6 +178,10 @@ def script(
         lines += [
             "# where the script is started, and its paths begin",
             f'cd -- "${{here}}/"{shlex.quote(root)}',
+            *(
+                f'export PYTHONPATH="${{PYTHONPATH:+${{PYTHONPATH}}:}}${{PWD}}/"{shlex.quote(part)}'
+                for part in path
+            ),
         ]
         started = shlex.join(program)
     lines += [

@@ -21,6 +21,7 @@ from elasticflow.protocol.json_codec import to_json
 from elasticflow.protocol.store_address import StoreAddress
 from elasticflow.snapshots.format.writer_config import WriterStart  # noqa: TC001  # the codec reads the fields' types
 from elasticflow.system.masking import SECRET_NAMES
+from elasticflow.system.oom_kills import OomKills
 from elasticflow.system.processes import StoppedChild, is_killed_from_outside, signal_or_code
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ class AgentProcess:
         self._log = Path(config.setup.log)
         self._agent: WaitingAgent | None = None
         self._stopped: StoppedChild | None = None
+        self._oom_kills = OomKills()
         self._began = 0
 
     def start(self) -> None:
@@ -119,6 +121,7 @@ class AgentProcess:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
             self._began = log.tell()
+        self._oom_kills = OomKills()
         self._agent = waiting_agent(self._launch_id)
         self._stopped = StoppedChild(self._agent.process, time.monotonic())
         assert self._agent.process.stdin is not None
@@ -132,6 +135,11 @@ class AgentProcess:
         if code is not None:
             self._keep_output(self._agent)
         return code
+
+    def is_killed_for_memory(self) -> bool:
+        """Return whether the kernel has killed for memory since the start: the agent, which has ended, or what it started."""
+        assert self._agent is not None
+        return self._oom_kills.includes(self._agent.process.pid)
 
     def end_if_stopped(self) -> None:
         """Kill the agent if a signal stopped it a while ago; to be called often."""

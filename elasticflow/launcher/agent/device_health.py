@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _MOST_BYTES = 65536
-PROGRAM = (sys.executable, "-m", "elasticflow.runtime.process.device_check")
+PROGRAM = (sys.executable, "-P", "-m", "elasticflow.runtime.process.device_check")
 
 
 @dataclass

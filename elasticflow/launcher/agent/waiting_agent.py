@@ -38,7 +38,7 @@ class WaitingAgent:
         self.launch_id = launch_id
         self.output: IO[bytes] = os.fdopen(memory_file("agent-output"), "w+b", buffering=0)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "elasticflow.launcher.agent.main", str(os.getpid())],
+            [sys.executable, "-P", "-m", "elasticflow.launcher.agent.main", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=self.output,
             stderr=self.output,

@@ -74,10 +74,7 @@ def main() -> NoReturn:
             begun = _begin(channel)
     setup, probe = begun or _begin(channel)
     answer = probe.answer()
-    if setup.script is None:
-        sys.path[:0] = setup.path
-    else:  # `python -m` put the folder there in which this process was started; the script has its own
-        sys.path[: 0 if sys.flags.safe_path else 1] = setup.path
+    sys.path[:0] = setup.path
     if not is_warm:
         ready = _prepare(channel, setup, answer)
     else:
@@ -258,7 +255,7 @@ class Server:
         self._standbys.disown()
         take_over(request)
         if self._setup.start_method == "spawn":
-            command = [sys.executable, "-u", "-m", "elasticflow.launcher.fork_server.worker_process"]
+            command = [sys.executable, "-u", "-P", "-m", "elasticflow.launcher.fork_server.worker_process"]
             run = self._setup.entry_point if self._setup.script is None else to_json(self._setup.script)
             os.execv(sys.executable, [*command, str(server), run])  # noqa: S606  # argv of our own making
         if self._setup.script is not None:

@@ -44,7 +44,7 @@ def start_server(keep_fds: tuple[int, ...] = (), *, is_warm: bool = True) -> Ser
     program = "elasticflow.launcher.fork_server.server"
     arguments = [str(theirs.fileno()), str(os.getpid()), "warm" if is_warm else "cold"]
     process = subprocess.Popen(
-        [sys.executable, "-m", program, *arguments],
+        [sys.executable, "-P", "-m", program, *arguments],
         pass_fds=(theirs.fileno(), *keep_fds),
         env=environment,
         stdin=subprocess.DEVNULL,

@@ -65,7 +65,7 @@ class Standbys:
         if self._start_method == "fork":
             stand_by(connection)
         connection.set_inheritable(True)
-        command = [sys.executable, "-u", "-m", "elasticflow.launcher.fork_server.standby"]
+        command = [sys.executable, "-u", "-P", "-m", "elasticflow.launcher.fork_server.standby"]
         os.execv(sys.executable, [*command, str(server), str(connection.fileno())])  # noqa: S606
 
     def call(self, request: Spawn) -> int | None:

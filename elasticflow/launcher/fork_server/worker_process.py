@@ -98,7 +98,7 @@ def main() -> None:
     if entry_point.startswith("{"):
         program = from_json(Program, json.loads(entry_point))
         folder = program.folder if program.module else str(Path(program.entry).parent)
-        sys.path[0] = folder  # where `python -m` put the folder in which this process was started
+        sys.path.insert(0, folder)
         run_script(program)
     run_entry_point(entry_point)
 

@@ -60,7 +60,7 @@ class NodeActor:
         if not Path(order.folder).is_dir():
             order = replace(order, folder=str(Path.cwd()))
         self._process = process = subprocess.Popen(
-            [sys.executable, "-m", "elasticflow.launcher.machines.remote"],
+            [sys.executable, "-P", "-m", "elasticflow.launcher.machines.remote"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

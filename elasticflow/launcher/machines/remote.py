@@ -63,7 +63,7 @@ def main() -> int:
 
 def _start(order: Order, lock: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "elasticflow", *order.words],
+        [sys.executable, "-P", "-m", "elasticflow", *order.words],
         cwd=order.folder,
         env={**os.environ, **order.environment},
         stdin=subprocess.DEVNULL,

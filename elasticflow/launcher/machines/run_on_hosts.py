@@ -138,7 +138,7 @@ class HostProcess(threading.Thread):
     def _once(self) -> int:
         """Start the node, unless it is to leave, and return its exit code; that of ssh if there was no connection any more."""
         python = self.host.python or sys.executable
-        remote = f"exec {shlex.quote(python)} -m elasticflow.launcher.machines.remote"
+        remote = f"exec {shlex.quote(python)} -P -m elasticflow.launcher.machines.remote"
         with self._lock:
             if self._is_over.is_set():  # asked to leave a moment ago: a node that begins now would not know
                 return INTERRUPTED

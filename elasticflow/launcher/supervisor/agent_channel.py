@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from elasticflow.launcher.rendezvous.liveness import Silence
 from elasticflow.launcher.rendezvous.store_keys import (
+    CANCELLED,
     CHECK_WANTED,
     EXIT_CODE,
     FEED,
@@ -153,8 +154,10 @@ class AgentChannel:
         """Tell other machines what they need to take part."""
         self._store.set(INVITATION, to_json(invitation))
 
-    def stop(self, exit_code: int = 0) -> None:
-        """Have every agent exit, and joined machines exit with *exit_code*."""
+    def stop(self, exit_code: int = 0, *, is_cancelled: bool = False) -> None:
+        """Have every agent exit, and joined machines exit with *exit_code*; with *is_cancelled* no machine leads the run anew."""
+        if is_cancelled:
+            self._store.set(CANCELLED, "1")
         self._store.set(EXIT_CODE, str(exit_code))
         self._publish(EndLaunch())
 

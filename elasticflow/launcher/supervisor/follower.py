@@ -59,16 +59,16 @@ class Follower:
             return
         self._not_before = now + _LOOK_S
         if self._process is None:
-            self._start()
+            try:
+                self._start()
+            except OSError as error:  # no process or no memory is left for it: the training goes on
+                self._lose(f"could not be started: {error.strerror}", now)
             return
         self._hear(self._process)
         if (code := self._process.poll()) is not None:
             self._hear(self._process)
             self._let_go(self._process)
-            self._not_before = now + self._pause_s
-            reason, pause_s = signal_or_code(code), self._pause_s
-            self._journal.event(events.FOLLOWER_LOST, reason=reason, log=self._log, pause_s=pause_s)
-            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+            self._lose(signal_or_code(code), now)
 
     def finish(self, is_cut_short: Callable[[], bool]) -> None:
         """Have the process finish what it has to do, for a bounded time, and end it.
@@ -79,9 +79,11 @@ class Follower:
         if not self._command:
             return
         if self._process is None:
-            self._start()  # what is written meanwhile is passed on, too
+            self._not_before = 0.0
+            self.turn(time.monotonic())  # what is written meanwhile is passed on, too
         process = self._process
-        assert process is not None
+        if process is None:
+            return
         assert process.stdin is not None
         with suppress(BrokenPipeError):
             process.stdin.close()
@@ -117,6 +119,12 @@ class Follower:
         )
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
+
+    def _lose(self, reason: str, now: float) -> None:
+        """Tell that the process has ended, or was not started; the next one follows after a pause."""
+        self._not_before = now + self._pause_s
+        self._journal.event(events.FOLLOWER_LOST, reason=reason, log=self._log, pause_s=self._pause_s)
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
     def _let_go(self, process: subprocess.Popen[bytes]) -> None:
         for pipe in (process.stdin, process.stdout):

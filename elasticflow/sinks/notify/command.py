@@ -34,7 +34,7 @@ def run(command: Sequence[str], message: dict[str, Any], folder: Path, timeout_s
     # Unknown values are empty.
     values = {name: "" if message[name] is None else str(message[name]) for name in _VARIABLES}
     process = subprocess.Popen(
-        [sys.executable, "-m", "elasticflow.sinks.notify.command", str(os.getpid()), *command],
+        [sys.executable, "-P", "-m", "elasticflow.sinks.notify.command", str(os.getpid()), *command],
         cwd=folder,
         env={**os.environ, **{f"ELASTICFLOW_{name.upper()}": value for name, value in values.items()}},
         stdin=subprocess.PIPE,

@@ -19,7 +19,7 @@ from elasticflow.system import fault_injection, records
 from elasticflow.system.records import Damage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from elasticflow.protocol.snapshot_settings import SnapshotSettings
     from elasticflow.run_folder import RunFolder
@@ -70,12 +70,19 @@ class Catalog:
         Raises:
             OtherVersionError: only another version of elasticflow can restore it.
         """
+        return next(self.of_this_version(), None)
+
+    def of_this_version(self) -> Iterator[Manifest]:
+        """Yield the snapshots that could be restored, as `committed` orders them.
+
+        Raises:
+            OtherVersionError: only another version of elasticflow can restore the next one.
+        """
         for _, content in self.scan():
             if isinstance(content, OtherVersionError):
                 raise content
             if isinstance(content, Manifest):
-                return content
-        return None
+                yield content
 
     def damaged(self) -> dict[str, str]:
         """Return name and reason of snapshots whose manifest cannot be read and that are not set aside yet."""
@@ -172,6 +179,23 @@ class Catalog:
         self.storage.remove(f"{self.folder(name)}/{manifest.FILE_NAME}")
         fault_injection.reach("retention.between")
         self.storage.remove_tree(self.folder(name))
+
+    def do_all(self, removals: Iterable[Callable[[], None]]) -> None:
+        """Remove what *removals* remove, the others also where one of them cannot.
+
+        Raises:
+            OSError: the first that was raised, once all are called; at once if the store does not answer.
+        """
+        first: OSError | None = None
+        for remove in removals:
+            try:
+                remove()
+            except OSError as error:
+                if not (self.storage.is_local or isinstance(error, PermissionError)):
+                    raise
+                first = first or error
+        if first is not None:
+            raise first
 
     def claim_generation(self, info: Mapping[str, Any]) -> int:
         """Make the next generation exist and return its number; two launches never get the same one.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import run_folder
@@ -16,7 +17,7 @@ from elasticflow.storage.retry import Patience
 from elasticflow.system import atomic_files, fault_injection
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from elasticflow.snapshots.format.manifest import Manifest
     from elasticflow.snapshots.store.catalog import Catalog
@@ -100,14 +101,20 @@ class Publisher:
         """Remove the folders that writers of generations before *generation* left, uncommitted or half removed.
 
         The names in *busy* are left alone.
+
+        Raises:
+            OSError: as `Catalog.do_all` raises it.
         """
+        self._catalog.do_all(partial(self.clear, folder) for folder in self._left(generation, busy))
+
+    def _left(self, generation: int, busy: Collection[str]) -> Iterator[str]:
         for folder in self._storage.list(self._catalog.folder()):
             name = bare_name(folder)
             match = run_folder.SNAPSHOT_NAME.fullmatch(name)
             if match is None or int(match["generation"]) >= generation or name in busy:
                 continue
             if folder != name or not self._catalog.is_committed(name):
-                self.clear(folder)
+                yield folder
 
     def clear(self, folder: str) -> None:
         """Remove *folder*, which a dead writer left among the snapshots; one that is only late cannot commit it then."""

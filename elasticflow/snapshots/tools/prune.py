@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from elasticflow import run_folder
 from elasticflow.snapshots.format import policy
-from elasticflow.snapshots.format.manifest import FILE_NAME, Manifest, OtherVersionError
+from elasticflow.snapshots.format.manifest import FILE_NAME, Manifest
 from elasticflow.snapshots.read import verify
 from elasticflow.snapshots.store.publish import Publisher, bare_name
 
@@ -71,12 +71,7 @@ def plan(catalog: Catalog, rules: Keep, *, dead: int, watch: Watch) -> Pruning:
         SnapshotError: the same.
         OtherVersionError: a snapshot is another version's, and may borrow files from any other one.
     """
-    snapshots, damaged = [], {}
-    for _, content in catalog.scan():
-        if isinstance(content, OtherVersionError):
-            raise content
-        if isinstance(content, Manifest):
-            snapshots.append(content)
+    snapshots, damaged = list(catalog.of_this_version()), {}
     for snapshot in snapshots:
         with watch(snapshot) as progress:
             problems = verify.verify(catalog, snapshot, progress)

@@ -6,6 +6,7 @@ import contextlib
 import sys
 import time
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
@@ -185,16 +186,24 @@ class Committer:
                 snapshots, self._start.settings.keep, pinned=self._catalog.pinned(), in_use=in_use
             )
             fault_injection.reach("retention.before")
-            for snapshot in snapshots:
-                if snapshot.name not in staying and not self._catalog.is_pinned(snapshot.name):
-                    self._catalog.remove_snapshot(snapshot.name)
-                    self._tell_removed(pending, snapshot)
-            fault_injection.reach("retention.before_sweep")
-            self._publisher.sweep(committed.generation, self._pending_snapshots.open_names)
+            going = [snapshot for snapshot in snapshots if snapshot.name not in staying]
+            self._catalog.do_all(
+                [
+                    *(partial(self._remove, pending, snapshot) for snapshot in going),
+                    partial(self._sweep, committed),
+                ]
+            )
         except (OSError, manifest.DamagedSnapshotError) as error:
             sys.stderr.write(f"snapshot writer: retention failed, the next commit tries again: {error}\n")
 
-    def _tell_removed(self, pending: PendingSnapshot, snapshot: Manifest) -> None:
+    def _sweep(self, committed: Manifest) -> None:
+        fault_injection.reach("retention.before_sweep")
+        self._publisher.sweep(committed.generation, self._pending_snapshots.open_names)
+
+    def _remove(self, pending: PendingSnapshot, snapshot: Manifest) -> None:
+        if self._catalog.is_pinned(snapshot.name):
+            return
+        self._catalog.remove_snapshot(snapshot.name)
         report = SnapshotReport(events.SNAPSHOT_REMOVED, snapshot.name, snapshot.step, snapshot.generation)
         listener = pending.listeners.get(0)
         self._report(report, [listener] if listener else [], to_parent=True)

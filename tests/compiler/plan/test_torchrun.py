@@ -283,6 +283,25 @@ def test_the_script_quotes_for_the_shell() -> None:
     assert "# [env] of the job\nexport B='p q'\nexport S_KEY=\"${S_KEY:?set it" in text
 
 
+@pytest.mark.usefixtures("real_processes")
+def test_the_script_of_a_program_finds_its_further_folders(tmp_path: Path) -> None:
+    """The folders of job.path are on the import path of the program, as they are under `elasticflow run`."""
+    text = script("small", ("train.py",), {}, {}, {}, [], ("train.py",), "..", ("my lib", "src"))
+    (tmp_path / "launch").mkdir()
+    (tmp_path / "launch" / "torchrun.sh").write_text(text.replace("exec ", "echo "))
+    done = subprocess.run(
+        ["bash", "-c", ". launch/torchrun.sh; echo; printenv PYTHONPATH"],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": "/before"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=100,
+    )
+    root = tmp_path.resolve()
+    assert done.stdout.splitlines()[-1] == f"/before:{root}/my lib:{root}/src"
+
+
 def test_static_rendezvous_asks_for_the_nodes_number() -> None:
     """With the static back-end each node says its own number."""
     text = script("small", ("--rdzv-backend=static", "train.py"), {}, {}, {}, [])

@@ -106,7 +106,7 @@ def test_agent_gets_its_configuration_where_nobody_else_reads_it(agent: AgentPro
     wait_until(lambda: agent.exit_code() is not None)
 
     assert 4 == agent.exit_code()
-    assert f"-m elasticflow.launcher.agent.main {os.getpid()}\n" == (tmp_path / "argv").read_text()
+    assert f"-P -m elasticflow.launcher.agent.main {os.getpid()}\n" == (tmp_path / "argv").read_text()
     config = _config(tmp_path)
     assert f"launch-1\n{to_json(config)}" == agent.last_words()
 

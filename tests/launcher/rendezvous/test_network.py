@@ -9,9 +9,12 @@ import pytest
 from elasticflow.errors import InterfaceError, PortTakenError
 from elasticflow.launcher.rendezvous import network
 from elasticflow.launcher.rendezvous.network import Interface
+from elasticflow.protocol import store_address
 from elasticflow.protocol.store_address import StoreAddress, is_here, joined, split
 from elasticflow.protocol.worker_environment import ADDRESS
 
+# Linux: a socket may be bound to an address that this machine does not have.
+_IP_FREEBIND = 15
 HERE = [
     Interface("lo", "127.0.0.1"),
     Interface("eth0", "fe80::5%eth0"),
@@ -100,3 +103,19 @@ def test_address_of_another_machine_is_not_here() -> None:
     """Nor a name that stands for nothing."""
     assert not is_here("192.0.2.1")
     assert not is_here("nowhere.invalid")
+
+
+def test_address_of_another_machine_that_can_be_bound_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`net.ipv4.ip_nonlocal_bind = 1` lets it be bound, as a socket's own option does."""
+
+    def bound(address: tuple[str, int], family: int) -> socket.socket:
+        server = socket.socket(family)
+        server.setsockopt(socket.IPPROTO_IP, _IP_FREEBIND, 1)
+        server.bind(address)
+        server.listen()
+        return server
+
+    monkeypatch.setattr(socket, "create_server", bound)
+    monkeypatch.setattr(store_address, "_CONNECT_S", 0.05)
+    assert not is_here("192.0.2.1")
+    assert is_here("127.0.0.1")

@@ -92,6 +92,18 @@ def test_one_that_dies_is_started_again_after_a_pause_that_grows(folder: RunFold
     ]
 
 
+def test_one_that_cannot_be_started_is_tried_again_and_ends_nothing(folder: RunFolder) -> None:
+    """The machine may have no room for another process: the training is worth more than its sinks."""
+    story = Story(folder, "")
+    story.follower._command = ("/absent/python",)
+    story.follower.turn(10.0)
+    story.follower.turn(10.9)
+    story.follower.finish(lambda: False)
+
+    reason = "could not be started: No such file or directory"
+    assert [(reason, 1.0), (reason, 2.0)] == [(each["reason"], each["pause_s"]) for each in story.records]
+
+
 def test_a_person_need_not_wait_for_it(folder: RunFolder) -> None:
     """A signal while it finishes ends it, and that is told."""
     story = Story(folder, SAYS + "import time; time.sleep(1000)")

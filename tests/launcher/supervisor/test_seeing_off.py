@@ -12,6 +12,7 @@ from elasticflow import errors, events
 from elasticflow.launcher.supervisor.commands import Verdict
 from elasticflow.launcher.supervisor.leave_requests import CancelMark, Hurry, LeaveRequests
 from elasticflow.launcher.supervisor.supervisor import Supervisor
+from elasticflow.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,7 +42,7 @@ def test_launch_that_ends_at_once_stops_its_workers_on_other_machines(tmp_path: 
     told: list[tuple[str, object]] = []
     channel: Any = SimpleNamespace(
         request=lambda what, generation: told.append((what, generation)),
-        stop=lambda code: told.append(("end", code)),
+        stop=lambda code, is_cancelled: told.append(("end", (code, is_cancelled))),
         await_notice=lambda *_: None,
         take=list,
     )
@@ -50,11 +51,16 @@ def test_launch_that_ends_at_once_stops_its_workers_on_other_machines(tmp_path: 
         _asked=LeaveRequests(),
         _cancel=CancelMark(tmp_path / "cancel"),
         _heeded=0,
-        _launch=SimpleNamespace(store=SimpleNamespace(outlive_store=lambda: None)),
+        _launch=SimpleNamespace(
+            store=SimpleNamespace(outlive_store=lambda: None), folder=RunFolder(tmp_path)
+        ),
         _lifecycle=SimpleNamespace(is_idle=False, generation=SimpleNamespace(number=3)),
         _agents=SimpleNamespace(end=lambda: None, nodes=set()),
         _conclude=lambda verdict: verdict.exit_code,
     )
 
     assert 75 == Supervisor._close(supervisor, channel, lambda _: None, verdict)
-    assert [("stop", 3), ("end", 75)] == told
+    assert [("stop", 3), ("end", (75, False))] == told
+    (tmp_path / "cancel").touch()
+    Supervisor._close(supervisor, channel, lambda _: None, verdict)
+    assert ("end", (75, True)) == told[-1]

@@ -118,6 +118,25 @@ def test_retention_keeps_last_best_and_parent(bench: Bench) -> None:
     assert set(bench.catalog.storage.list("snapshots")) == {bench.name_of(step) for step in (1, 2, 4)}
 
 
+def test_retention_goes_on_beside_a_folder_that_cannot_be_removed(bench: Bench) -> None:
+    """A snapshot that was moved to another disk, with a link in its place, and a file where a writer left a folder."""
+    client = bench.connect(bench.writer(keep_last=3))
+    for step in (1, 2):
+        bench.share(client, step)
+        client.flush(20)
+    folder = bench.catalog.storage.local_path("snapshots")
+    moved = folder.parent / "moved"
+    (folder / bench.name_of(2)).rename(moved)
+    (folder / bench.name_of(2)).symlink_to(moved)
+    (folder / f".tmp-{bench.name_of(8)}").touch()
+    (folder / f".tmp-{bench.name_of(9)}").mkdir()
+    client = bench.connect(bench.writer(keep_last=1), generation=2)
+    bench.share(client, 3, generation=2)
+    client.flush(20)
+    left = {bench.name_of(2), bench.name_of(3, 2), f".swept-{bench.name_of(8)}"}
+    assert left == {path.name for path in folder.iterdir()}
+
+
 def test_both_buffers_busy_makes_the_worker_wait(bench: Bench) -> None:
     """A slow store delays the next snapshot; nothing staged is overwritten before it is written."""
     client = bench.connect(bench.writer(keep_last=100))
