@@ -32,7 +32,12 @@ _JOINS = "import elasticflow as ef"
 
 @pytest.mark.parametrize(
     "script",
-    [_JOINS, "def main():\n    from elasticflow import join", "import trainer", "import_module(f'loops.{name}')"],
+    [
+        _JOINS,
+        "def main():\n    from elasticflow import join",
+        "import trainer",
+        "import_module(f'loops.{name}')",
+    ],
 )
 @pytest.mark.parametrize("key", ['entry = "train.py"', 'module = "train"'])
 def test_a_script_that_joins_or_may_do_so_further_inside_is_tried(
