@@ -244,7 +244,8 @@ def test_a_run_without_a_snapshot_could_continue_as_any_job(
 ) -> None:
     """It would begin anew."""
     events = _pretend_a_run(project) / "events.jsonl"
-    events.write_text("".join(line for line in events.open() if "snapshot.committed" not in line))
+    told = events.read_text().splitlines(keepends=True)
+    events.write_text("".join(line for line in told if "snapshot.committed" not in line))
     lines = _planned(capsys, "--set=job.seed=4")
     assert f"since run {RUN}; it could continue as this job:" == _facts(lines)["drift"]
 
