@@ -163,7 +163,7 @@ def _made(
     if before is None:
         return made, []
     return made, resume_check.check_drift(
-        request.folder, before, made, warn, accept_drift=request.accept_drift
+        request.folder, catalog, before, made, warn, accept_drift=request.accept_drift
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow.compiler.launch_folder.launch_record import LaunchRecord, newest_record, record_from
 from elasticflow.compiler.launch_folder.materialize import TRAIN_PY, digest_as_written
-from elasticflow.compiler.provenance.drift import compare_made, lines_of
+from elasticflow.compiler.provenance.drift import compare_made, lines_of, weighed_anew
 from elasticflow.compiler.provenance.job_json import job_to_json
 from elasticflow.compiler.provenance.origins import JOB_JSON, Made
 from elasticflow.errors import DriftRefusedError, RecordError
@@ -108,14 +108,25 @@ def _last_state(folder: RunFolder) -> dict[str, Any]:
 
 
 def check_drift(
-    folder: RunFolder, before: Made, now: Made, warn: Callable[[str], None], *, accept_drift: bool
+    folder: RunFolder,
+    catalog: Catalog,
+    before: Made,
+    now: Made,
+    warn: Callable[[str], None],
+    *,
+    accept_drift: bool,
 ) -> list[Difference]:
     """Return the differences between the run's sources and those it is to continue with; *warn* gets a table of them.
 
     Raises:
         DriftRefusedError: some difference corrupts, or changes the trajectory without consent.
+        OSError: the snapshot URI does not answer.
     """
     differences = compare_made(before, now, after_user_error=_expects_changed_code(folder))
+    if any(each.weight != "harmless" for each in differences):
+        # A script may have checkpoints of its own; a snapshot that is damaged or set aside may be mended.
+        is_kept = now.job.script is not None or any(catalog.scan()) or bool(catalog.quarantined())
+        differences = weighed_anew(differences, has_snapshots=is_kept)
     weights = {difference.weight for difference in differences}
     lines = list(lines_of(differences))
     for weight, remedy in _REMEDIES.items():

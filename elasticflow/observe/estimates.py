@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.compiler.launch_folder.launch_record import made_in
 from elasticflow.compiler.plan.forecast import Known
-from elasticflow.compiler.provenance.drift import compare_made
+from elasticflow.compiler.provenance.drift import compare_made, weighed_anew
 from elasticflow.compiler.provenance.origins import Made, origins_now
 from elasticflow.errors import LaunchFolderError
 from elasticflow.observe.history import RunHistory, state_of
@@ -62,14 +62,16 @@ class RunFacts(NamedTuple):
 
 def read_run_facts(run: RunFolder, job: Job, plan: LaunchPlan, project_root: Path) -> RunFacts:
     """Return the facts of *run*, which was launched before, for a run of *job* now."""
+    history = RunHistory.read(run)
+    facts, outdated = _facts(run, history), {}
     try:
         then = made_in(run.launch(run.launch_numbers()[-1]))
     except LaunchFolderError:
-        return RunFacts(run.run_id, None, _facts(run), is_finished(run), {})
+        return RunFacts(run.run_id, None, facts, is_finished(run), {})
     now = Made(job, origins_now(job, project_root, plan.job_files, "", then.origins))
     failed = (state_of(run).verdict or {}).get("class") == "user_error"
     drift = compare_made(then, now, after_user_error=failed)
-    facts, outdated = _facts(run), {}
+    drift = weighed_anew(drift, has_snapshots=job.script is not None or history.snapshot is not None)
     changed = [difference.key for difference in drift]
     for names, keys, but in (
         (("samples",), _OF_DATA, ()),
@@ -87,8 +89,7 @@ def _is_under(key: str, tables: tuple[str, ...]) -> bool:
     return any(key == table or key.startswith(f"{table}.") for table in tables)
 
 
-def _facts(run: RunFolder) -> dict[str, Known]:
-    history = RunHistory.read(run)
+def _facts(run: RunFolder, history: RunHistory) -> dict[str, Known]:
     standbys = history.standbys_seen
     sizes = [each.num_bytes for each in history.snapshots if each.state == "committed" and each.num_bytes]
     facts = {

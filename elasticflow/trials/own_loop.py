@@ -2,41 +2,31 @@
 
 from __future__ import annotations
 
-import importlib.util
+import re
 from typing import TYPE_CHECKING
 
+from elasticflow.compiler.provenance.origins import own_sources
 from elasticflow.errors import TrialRefusedError
-from elasticflow.python_source.modules import Finder, UnresolvedError
-from elasticflow.python_source.script import Script
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from elasticflow.jobfile.tables.job import Job
 
-_OURS = "elasticflow"
+# A module that is imported by a name made at run time, or from a folder put on the path, may join.
+_MAY_JOIN = re.compile(rb"\b(?:elasticflow|import_module|__import__|run_module|run_path|sys\.path)\b")
 
 
 def require_own_loop(job: Job, root: Path) -> None:
-    """Check that a job's script, if it has one, may use elasticflow: modules that it imports count, too.
+    """Check that a job's script, if it has one, may use elasticflow: modules of the project that it imports count, too.
 
     Raises:
         TrialRefusedError: neither the script nor a module of the project that it imports can call `elasticflow.join`.
     """
     if job.script is None:
         return
-    finder = Finder.of_job(root, (job.script.folder, *job.job.path))
-    file = None if job.script.entry is None else root / job.script.entry
-    if job.script.module is not None:
-        try:
-            file = finder.find(job.script.module).file
-        except UnresolvedError:
-            return
-    if file is None:
-        return
-    # Imports anywhere in the script count; a relative import has no first name and may be of any module.
-    names = Script(importlib.util.decode_source(file.read_bytes())).names.modules
-    if not any(name in {_OURS, ""} or finder.has_own(name) for name in names):
+    files = [root / name for name in own_sources(job, root, ())]
+    if files and not any(_MAY_JOIN.search(file.read_bytes()) for file in files):
         raise nothing_to_try(job.script.entry or job.script.module or "")
 
 

@@ -32,6 +32,7 @@ from elasticflow.protocol.json_codec import from_json, to_json
 from elasticflow.run_folder import RunFolder, snapshot_place
 from elasticflow.snapshots.format.writer_config import WriterStart
 from tests.compiler.jobs import make_job
+from tests.snapshots.store.test_catalog import commit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,7 +65,9 @@ class Trial:
         return self.launches[-1]
 
     def refusal(self, **changes: Any) -> str:
-        """Return the whole message with which a launch of the changed job is refused."""
+        """Return the whole message with which a launch of the changed job is refused; the run has a snapshot."""
+        if self.launches[-1].catalog.newest() is None:
+            commit(self.launches[-1].catalog, 1)
         with pytest.raises(DriftRefusedError) as refused:
             self.launch(**changes)
         return str(refused.value)

@@ -16,41 +16,53 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.tables.job import Job
 
 
-def job_with(root: Path, script: str, key: str = 'entry = "train.py"') -> Job:
-    """Return the job of a project whose script has that text."""
+def job_with(root: Path, script: str, key: str = 'entry = "train.py"', trainer: str = "import json") -> Job:
+    """Return the job of a project whose script and module `trainer` have these texts."""
     (root / "pyproject.toml").touch()
     (root / "train.py").write_text(script)
-    (root / "trainer.py").touch()
+    (root / "trainer.py").write_text(trainer)
     (root / "job.toml").write_text(f'[job]\nname = "own"\n[script]\n{key}\n')
     loaded = require_job(root / "job.toml")
     return loaded.job
 
 
+_JOINS = "import elasticflow as ef"
+
+
 @pytest.mark.parametrize(
-    "script", ["import elasticflow as ef", "def main():\n    from elasticflow import join", "import trainer"]
+    "script",
+    [
+        _JOINS,
+        "def main():\n    from elasticflow import join",
+        "import trainer",
+        "import_module(f'loops.{name}')",
+    ],
 )
 @pytest.mark.parametrize("key", ['entry = "train.py"', 'module = "train"'])
 def test_a_script_that_joins_or_may_do_so_further_inside_is_tried(
     tmp_path: Path, script: str, key: str
 ) -> None:
-    """What a module of the project imports is not looked at."""
-    require_own_loop(job_with(tmp_path, script, key), tmp_path)
+    """Imports of the project's modules are followed."""
+    require_own_loop(job_with(tmp_path, script, key, trainer=_JOINS), tmp_path)
 
 
 def test_a_script_in_a_folder_may_join_in_a_module_beside_it(tmp_path: Path) -> None:
     """Python finds that first; modules of the project root it finds, too."""
     (tmp_path / "src").mkdir()
-    (tmp_path / "src" / "loop.py").touch()
+    (tmp_path / "src" / "loop.py").write_text(_JOINS)
     for module in ("loop", "trainer"):
         (tmp_path / "src" / "main.py").write_text(f"import {module}")
-        require_own_loop(job_with(tmp_path, "", 'entry = "src/main.py"'), tmp_path)
+        require_own_loop(job_with(tmp_path, "", 'entry = "src/main.py"', trainer=_JOINS), tmp_path)
 
 
+@pytest.mark.parametrize("script", ["import torch, json", "from trainer import fit"])
 @pytest.mark.parametrize("key", ['entry = "train.py"', 'module = "train"'])
-def test_a_script_without_elasticflow_is_refused_before_it_trains(tmp_path: Path, key: str) -> None:
-    """It might train for days, and nothing of it could be compared."""
+def test_a_script_without_elasticflow_is_refused_before_it_trains(
+    tmp_path: Path, key: str, script: str
+) -> None:
+    """It might train for days, write over its checkpoint, and nothing of it could be compared."""
     with pytest.raises(
         TrialRefusedError, match=r"train(\.py)? does not train by elasticflow\.join"
     ) as refused:
-        require_own_loop(job_with(tmp_path, "import torch, json", key), tmp_path)
+        require_own_loop(job_with(tmp_path, script, key), tmp_path)
     assert "run.step" in (refused.value.remedy or "")

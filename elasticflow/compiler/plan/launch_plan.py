@@ -91,7 +91,9 @@ def script_plan(job: Job) -> ScriptPlan | None:
 
 def torchrun_command(plan: ScriptPlan) -> tuple[str, ...]:
     """Return the end of torchrun's command, after its options: the program and its arguments."""
-    program = ("--module", plan.module) if plan.module is not None else (plan.entry or "",)
+    # torchrun's parser looks at the script's arguments, too, and refuses `--logs` as short for two options of its own.
+    end = ("--",) if any(text.startswith("--") for text in plan.args) else ()
+    program = ("--module", *end, plan.module) if plan.module is not None else (*end, plan.entry or "")
     return (*program, *plan.args)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.compiler.provenance.job_json import public_tables, to_json
@@ -34,6 +34,7 @@ _BUCKETED_WEIGHTS: dict[str, tuple[Weight, str]] = {
 
 _BITS = 'train.consistency = "exact" promises bits that this may change'
 _ROUNDING = "equal up to rounding"
+_BEGINS_ANEW = "the run has no snapshot, and begins anew"
 _NO_WEIGHTS = frozenset({"evaluation", "hooks", "prepare"})  # roles that do not influence the weights
 # Packages that influence no number of the training: ours, and torch's imports for its compiler and its hub.
 _PLUMBING = frozenset({
@@ -140,6 +141,19 @@ def compare_made(old: Made, new: Made, *, after_user_error: bool = False) -> lis
         *_versions(old.origins, new.origins, is_exact=is_exact),
         *_machine(old.origins, new.origins, is_exact=is_exact, depends_on_cores=depends_on_cores),
         *_git(old.origins, new.origins),
+    ]
+
+
+def weighed_anew(differences: Sequence[Difference], *, has_snapshots: bool) -> list[Difference]:
+    """Return the differences; nothing that was trained continues in a job without snapshots, so there they harm nothing.
+
+    Each weighs as before if the place of the snapshots is another.
+    """
+    if has_snapshots or any(each.key == "snapshots.uri" for each in differences):
+        return list(differences)
+    return [
+        each if each.weight == "harmless" else replace(each, weight="harmless", reason=_BEGINS_ANEW)
+        for each in differences
     ]
 
 

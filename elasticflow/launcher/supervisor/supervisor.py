@@ -363,7 +363,7 @@ class Supervisor:
         with contextlib.suppress(StoreLostError):
             if (running := self._lifecycle.generation) is not None:  # on other machines, too
                 channel.request("stop", running.number)
-            channel.stop(verdict.exit_code, is_cancelled=self._launch.folder.cancel.exists())
+            channel.stop(verdict.exit_code, is_cancelled=self._launch.request.folder.cancel.exists())
         if self._lifecycle.is_idle:
             verdict = self._see_off(tell, verdict, is_hurried)
         self._agents.end()

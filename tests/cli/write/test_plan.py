@@ -239,6 +239,17 @@ def test_what_changed_since_is_not_taken_from_the_run(
     assert 70 >= max(map(len, _lines_of_facts(lines)))
 
 
+def test_a_run_without_a_snapshot_could_continue_as_any_job(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would begin anew."""
+    events = _pretend_a_run(project) / "events.jsonl"
+    told = events.read_text().splitlines(keepends=True)
+    events.write_text("".join(line for line in told if "snapshot.committed" not in line))
+    lines = _planned(capsys, "--set=job.seed=4")
+    assert f"since run {RUN}; it could continue as this job:" == _facts(lines)["drift"]
+
+
 def test_diff_compares_with_the_run_that_is_named(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Not with the newest; what resuming with it would say is told."""
     old = "20261119-120000-0000"

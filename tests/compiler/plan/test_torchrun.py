@@ -7,7 +7,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,17 +15,15 @@ from hypothesis import strategies as st
 from torch.distributed.elastic.multiprocessing import Std
 
 from elasticflow.compiler.launch_folder.materialize import materialize
-from elasticflow.compiler.plan.launch_plan import plan_job
+from elasticflow.compiler.plan.launch_plan import plan_job, script_plan, torchrun_command
 from elasticflow.compiler.plan.torchrun import C10D_CONF, arguments, script, store_options, variables
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.load import load_job
+from elasticflow.jobfile.tables.job import Job
 from elasticflow.jobfile.tables.launching import TorchrunTable
 from elasticflow.jobfile.wording.foreign_names import DECIDED_ELSEWHERE
 from elasticflow.system.units import parse_duration
 from tests.compiler.jobs import make_job
-
-if TYPE_CHECKING:
-    from elasticflow.jobfile.tables.job import Job
 
 # Fields of torch's LaunchConfig that no key of a job reaches.
 UNTOUCHED = (
@@ -206,6 +204,17 @@ def test_workers_per_node(monkeypatch: pytest.MonkeyPatch, per_node: str | int) 
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     config, _ = parsed(arguments(make_job(nodes__nproc_per_node=per_node)))
     assert config.nproc_per_node >= 1
+
+
+@pytest.mark.parametrize("key", ["entry", "module"])
+def test_arguments_of_a_script_are_no_options_of_torchrun(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    """Torchrun alone refuses `--logs`: it could be short for `--logs-specs` and `--logs_specs`."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    tables = {"job": {"name": "own"}, "script": {key: "train", "args": ["--logs", "out", "--", "--max=3"]}}
+    plan = script_plan(Job.model_validate(tables))
+    assert plan is not None
+    _, last = parsed((*arguments(make_job()), *torchrun_command(plan))[:-2])
+    assert "out" == last
 
 
 def test_the_users_rendezvous_configuration_wins() -> None:

@@ -165,7 +165,7 @@ def test_torchrun_sh_starts_the_script_in_the_project_with_its_arguments(project
     ).stdout.splitlines()
 
     assert shown[0] == str(project)
-    assert shown[-4:] == ["--nnodes=1", "src/train.py", "--lr=0.1", "two words"]
+    assert shown[-5:] == ["--nnodes=1", "--", "src/train.py", "--lr=0.1", "two words"]
 
 
 def test_what_the_job_file_says_to_a_loop_goes_through_a_variable(project: Path) -> None:
