@@ -20,7 +20,7 @@ def call(
     """Return how a program has ended, and its output.
 
     Args:
-        what: Consequence of a program that does not answer, as the beginning of a sentence.
+        what: Consequence if this machine does not have the program, as the beginning of a sentence.
         if_missing: Advice if this machine does not have the program.
         if_silent: Advice if the program has not ended after a minute.
 
@@ -39,6 +39,6 @@ def call(
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise SubmitError(f"{what}: {words[0]} has not answered for {_ANSWER_S} s", if_silent) from error
+        raise SubmitError(f"{words[0]} has not answered for {_ANSWER_S} s", if_silent) from error
     said = (output.decode(errors="replace") for output in (done.stdout, done.stderr))
     return subprocess.CompletedProcess(done.args, done.returncode, *said)

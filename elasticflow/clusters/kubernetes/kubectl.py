@@ -23,7 +23,7 @@ def apply(manifest: str, patch: Path | None = None) -> str:
         manifest,
         "the job was not submitted",
         if_missing="`elasticflow submit kubernetes JOB -o FILE` writes the manifest, to apply where kubectl is",
-        if_silent="see whether the cluster is up: kubectl cluster-info",
+        if_silent="see whether the cluster is up (kubectl cluster-info) and has the job (kubectl get jobs)",
     )
     if done.returncode != 0:
         place = None if patch is None else place_of_unknown_field(done.stderr, patch)

@@ -80,7 +80,7 @@ def _call(words: Sequence[str], what: str, given: str = "") -> str:
         given,
         what,
         if_missing="do it on a login node of the cluster; `elasticflow submit slurm JOB -o FILE` writes the script",
-        if_silent="see whether the cluster is up: sinfo",
+        if_silent="see whether the cluster is up (sinfo) and has the job (squeue --me)",
     )
     if done.returncode != 0:
         raise SlurmRefusedError(
