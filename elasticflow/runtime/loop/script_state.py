@@ -133,9 +133,13 @@ class ScriptState:
         """
         frames = list(self._frames())
         variables = dict(self._globals)
+        made_anew: set[str] = set()
         for frame in reversed(frames):
             variables |= frame.f_locals
-        found = self._found(variables)
+            made_anew = made_anew - frame.f_locals.keys() | carried_values.made_in_each_pass(
+                frame, frame.f_lineno
+            )
+        found = self._found({name: value for name, value in variables.items() if name not in made_anew})
         self._tell_of(found)
         for each in found:
             if each.role == POOL:
@@ -180,8 +184,8 @@ class ScriptState:
                 self._tell_once(name, "scheduler", f"learning-rate schedule that was made for {name}")
 
     def _tell_once(self, key: str | int, path: str, kind: str) -> None:
-        if key not in self._told and not unsaved.is_ignored(path, self._ignored):
-            self._told.add(key)
+        if not {key, path} & self._told and not unsaved.is_ignored(path, self._ignored):
+            self._told |= {key, path}
             self._tell(path, kind)
 
     def _compare(self, each: Found) -> None:
@@ -237,13 +241,11 @@ class ScriptState:
         """Tell of numbers that change with the steps in objects around a kept optimizer: a trainer, a schedule made by hand."""
         kept_ids = {id(optimizer) for optimizer in self._state.optimizers.values()}
         own = {id(value) for value in self._state.objects.values()}  # these have a state of their own
-        for path, holder in _holders_of(kept_ids, variables):
-            if id(holder) in own:
-                continue
-            for key, value in _numbers_of(path, holder, kept_ids):
-                before, self._counters[key] = self._counters.get(key, value), value
-                if value != before and dict(self._values).get(key.rpartition(".")[2]) != value:
-                    self._tell_once(key, key, COUNTER)
+        for name, holder in _holders_of(kept_ids, variables):
+            # `self` is the script's `trainer`.
+            path = self._paths.setdefault(id(holder), name)
+            for key, value in _numbers_of(path, holder, kept_ids) if id(holder) not in own else ():
+                self._tell_of_counter(key, value)
 
     def _tell_of_carried(self, frames: Sequence[FrameType]) -> None:
         """Tell of tensors and arrays that the loop carries from pass to pass and no kept object holds."""
@@ -261,6 +263,13 @@ class ScriptState:
                 own = own or {id(each) for each in _kept(self._state)} | _tensors_of(self._state)
                 if id(value) not in own:
                     self._tell_once(name, name, CARRIED)
+            for name, number in carried_values.counted_in(frame, line):
+                self._tell_of_counter(name, number)
+
+    def _tell_of_counter(self, path: str, value: float) -> None:
+        before, self._counters[path] = self._counters.get(path, value), value
+        if value != before and dict(self._values).get(path.rpartition(".")[2]) != value:
+            self._tell_once(path, path, COUNTER)
 
     def _compare_values(self, variables: Mapping[str, Any]) -> None:
         for name, first in self._passed.items():

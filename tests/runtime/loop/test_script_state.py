@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.loop.kept import parts_of, values_of
-from elasticflow.runtime.loop.script_state import CARRIED, POOL, READER, ScriptState, argument_for
+from elasticflow.runtime.loop.script_state import CARRIED, COUNTER, POOL, READER, ScriptState, argument_for
 from elasticflow.runtime.snapshot.unsaved import Unsaved
 from elasticflow.runtime.state.state import State
 
@@ -475,6 +475,61 @@ def test_what_one_pass_leaves_to_the_next_is_told(me: Any) -> None:
         queue += result.sum()
         script.step()
     assert script.told == dict.fromkeys(("inputs", "targets", "observed", "hidden"), CARRIED)
+
+
+def test_what_one_pass_writes_into_for_the_next_is_told(me: Any) -> None:
+    """The perturbation of free adversarial training, a center, counts; not storage that each pass fills, or a kept tensor."""
+    script, storage, shown = Script(me), torch.zeros(3), torch.zeros(3)
+    delta, center, counts, kept = torch.zeros(3), torch.zeros(3), np.zeros(3), torch.zeros(3)
+    script.keep(kept=kept)
+    for number in range(2):
+        storage[number] = 1
+        shown[:] = number
+        result = storage + delta + shown
+        delta.data = result.sign()
+        delta.data[:1] = 0
+        center.mul_(0.9).add_(result)
+        counts[number] += 1
+        kept.add_(1)
+        storage.requires_grad_(False)
+        script.step()
+    assert script.told == dict.fromkeys(("delta", "center", "counts"), CARRIED)
+
+
+def test_a_number_by_which_a_pass_finds_its_data_or_its_layer_is_told(me: Any) -> None:
+    """Not one to be printed, one from the run's position, or one that is kept."""
+    script, data = Script(me), list(range(9))
+    run = SimpleNamespace(position=SimpleNamespace(step=0), kept={"held": 0})
+    place = layer = total = count = 0
+    step, held = run.position.step, run.kept["held"]
+    model = nn.Identity()
+    script.keep()
+    for _ in range(3):
+        sample = data[place] + data[step] + data[held]
+        model(layer)
+        total += sample
+        print(total / max(count, 1))
+        place, layer, step, held, count = place + 1, layer + 1, step + 1, held + 1, count + 1
+        script.step()
+    assert script.told == {"place": COUNTER, "layer": COUNTER}
+
+
+def test_what_each_pass_makes_anew_is_not_told(me: Any) -> None:
+    """The optimizer and the copy of an inner loop, as MAML has them; but an optimizer that only some passes replace."""
+    script = Script(me)
+    script.keep()
+    now_and_then = None
+    for number in range(2):
+        inner = SGD(nn.Linear(2, 1).parameters(), lr=0.1)
+        inner.zero_grad()
+        for _ in range(2):
+            adapted = copy.deepcopy(script.model)
+            adapted(torch.zeros(1, 2))
+        if number == 1:
+            now_and_then = SGD(nn.Linear(2, 1).parameters(), lr=0.1)
+        script.step()
+    assert now_and_then is not None
+    assert list(script.told) == ["now_and_then"]
 
 
 def test_what_one_pass_leaves_to_the_next_can_be_declared_no_state(me: Any) -> None:
