@@ -120,7 +120,7 @@ def _remedy_for(name: str, kind: str) -> str:
     match kind:
         case script_state.COUNTER:
             return f"{argument}, and set it from run.kept, or keep its object, with a state_dict and a load_state_dict,"
-        case script_state.POOL:
+        case script_state.POOL | script_state.BUFFER:
             return (
                 f"{argument}, a list or dict, or its object with a state_dict (arrays by torch.from_numpy),"
             )

@@ -19,7 +19,15 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.loop.kept import parts_of, values_of
-from elasticflow.runtime.loop.script_state import CARRIED, COUNTER, POOL, READER, ScriptState, argument_for
+from elasticflow.runtime.loop.script_state import (
+    BUFFER,
+    CARRIED,
+    COUNTER,
+    POOL,
+    READER,
+    ScriptState,
+    argument_for,
+)
 from elasticflow.runtime.snapshot.unsaved import Unsaved
 from elasticflow.runtime.state.state import State
 
@@ -687,6 +695,25 @@ def test_a_collection_that_takes_tensors_in_with_the_steps_is_told(me: Any) -> N
     assert len(batch) == 3
     assert both["known"] is known
     assert len(made) == 2
+
+
+def test_an_object_that_takes_rows_in_with_the_steps_is_told(me: Any) -> None:
+    """A replay buffer of arrays; not the storage of a rollout, what each pass makes of its batch, or a record of losses."""
+    script = Script(me)
+    replay = SimpleNamespace(state=np.zeros((9, 2)), reward=np.zeros((9, 1)), at=0)
+    rollout = SimpleNamespace(state=torch.zeros(3, 2), done=torch.zeros(3, 1))
+    record, made = SimpleNamespace(losses=np.zeros(9)), SimpleNamespace(mask=np.zeros((3, 2)))
+    script.keep()
+    for number in range(3):
+        replay.state[replay.at], replay.at = number + 1, replay.at + 1
+        for row in range(3):
+            rollout.state[row] = rollout.state[row] + 1
+        rollout.done[number] = 1
+        record.losses[number] = 1
+        made.mask = np.full((3, 2), number)
+        script.step()
+    script.snapshot()
+    assert script.told == {"replay": BUFFER}
 
 
 def test_an_iterator_over_the_scripts_own_loader_is_told_once_it_goes_on(me: Any) -> None:
