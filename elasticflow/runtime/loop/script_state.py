@@ -59,7 +59,7 @@ class Found(NamedTuple):
     Attributes:
         path: Expression for the object in the script: `self.ema`.
         is_told: It is told as soon as it is found, not only once it changes.
-        role: BUFFER for an object that holds arrays, COPY for a dict of the model's weights, such as the best of the run (one from before `run.keep` is made again at each
+        role: BUFFER for an object with arrays, COPY for a dict of the model's weights, such as the best of the run (a copy from before `run.keep` is made again at each
             start), POOL for a list, deque or dict of tensors or arrays, READER for an iterator over a DataLoader, or a generator
             that holds one. None for all else.
     """
@@ -122,7 +122,7 @@ class ScriptState:
         self._counters: dict[str, int | float] = {}
         # The tensors of each collection at the last look, and whether each had come since the look before.
         self._pools: dict[str, list[tuple[weakref.ref[Any], bool]]] = {}
-        # What the arrays of each object held at the last look, and where they had changed since the look before.
+        # The arrays of each object at the last look, and where they had changed since the look before.
         self._buffers: dict[str, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
         # Batches that iterators of the script's own have given, by path.
         self._given: dict[str, int | None] = {}
