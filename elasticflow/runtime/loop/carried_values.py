@@ -41,10 +41,7 @@ def carried_in(frame: FrameType, line: int) -> Iterator[tuple[str, Any]]:
 
 
 def counted_in(frame: FrameType, line: int) -> Iterator[tuple[str, int | float]]:
-    """Yield the numbers that the loops around *line* carry and use as an index, or give to a model; not those to be printed.
-
-    A number that the script takes from `Run.position` or `Run.kept` is right after a restart.
-    """
+    """Yield the numbers that the loops around *line* carry and use as an index, or give to a model; not those to be printed."""
     variables: dict[str, Any] = {**frame.f_globals, **frame.f_locals}
     for name, model in _numbers_used(frame.f_code.co_filename, line):
         value = variables.get(name)
@@ -71,6 +68,24 @@ def line_of_epochs(frame: FrameType) -> int | None:
         if any(isinstance(each, ast.Attribute) and each.attr == "epochs" for each in calls):
             return loop.lineno
     return None
+
+
+@cache
+def set_by_the_run(file: str) -> frozenset[str]:
+    """Return the variables and attributes that a file sets from `Run.position` or `Run.kept`: they are right after a restart."""
+    try:
+        tree = parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return frozenset()
+    return frozenset(
+        each.id if isinstance(each, ast.Name) else each.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        and any(isinstance(each, ast.Attribute) and each.attr in _OURS for each in ast.walk(node.value))
+        for target in node.targets
+        for each in ast.walk(target)
+        if isinstance(each, ast.Name | ast.Attribute) and isinstance(each.ctx, ast.Store)
+    )
 
 
 @cache
@@ -103,14 +118,7 @@ def _names(file: str, line: int) -> tuple[str, ...]:
 def _numbers_used(file: str, line: int) -> tuple[tuple[str, str | None], ...]:
     """Return the names that a loop around *line* carries and uses as an index, with None, or gives to a call, with its name."""
     loops = _loops_around(file, line)
-    tree = parse("".join(linecache.getlines(file)) if loops else "")
-    right = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign)
-        and any(isinstance(each, ast.Attribute) and each.attr in _OURS for each in ast.walk(node.value))
-    ]
-    names = set(_names(file, line)) - {name for node in right for name, is_read in _uses(node) if not is_read}
+    names = set(_names(file, line)) - set_by_the_run(file)
     found: dict[tuple[str, str | None], None] = {}
     for node in (each for loop in loops for each in ast.walk(loop)):
         inside: list[ast.AST] = []
@@ -136,9 +144,9 @@ def _made_in(loop: ast.For | ast.While) -> frozenset[str]:
         node = waiting.pop()
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             always.add(node.id)
-        if not isinstance(node, (*_CHOICES, *_FUNCTIONS)):
+        if not isinstance(node, (*_CHOICES, *_FUNCTIONS, *_COMPREHENSIONS)):
             waiting.extend(ast.iter_child_nodes(node))
-    return frozenset(name for name in always if not first[name])
+    return frozenset(name for name in always if not first.get(name, True))
 
 
 def _written(node: ast.AST) -> tuple[str | None, bool]:

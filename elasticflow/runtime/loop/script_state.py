@@ -278,7 +278,8 @@ class ScriptState:
             # `self` is the script's `trainer`.
             path = self._paths.setdefault(id(holder), name)
             for key, value in _numbers_of(path, holder, kept_ids) if id(holder) not in own else ():
-                self._tell_of_counter(key, value)
+                if key.rpartition(".")[2] not in carried_values.set_by_the_run(self._code.co_filename):
+                    self._tell_of_counter(key, value)
 
     def _tell_of_carried(self, frames: Sequence[FrameType]) -> None:
         """Tell of tensors and arrays that the loop carries from pass to pass and no kept object holds."""

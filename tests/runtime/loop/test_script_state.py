@@ -376,13 +376,17 @@ class Warmup:
 
 
 def test_a_number_that_changes_beside_an_optimizer_is_told(me: Any) -> None:
-    """A counter of a schedule made by hand, from which a restart would begin anew."""
+    """A counter of a schedule made by hand, from which a restart would begin anew; not one that the run's position sets."""
     script = Script(me)
     warmup = Warmup(script.optimizer)
+    follows = SimpleNamespace(optimizer=script.optimizer, now=0)
+    run = SimpleNamespace(position=SimpleNamespace(step=0))
     script.keep()
     script.step(warmup.step)
     assert script.told == {}
 
+    run.position.step = 1
+    follows.now = run.position.step
     script.step(warmup.step)
 
     assert script.told == {"warmup.n_steps": "number that changes with the steps"}
@@ -530,6 +534,7 @@ def test_what_each_pass_makes_anew_is_not_told(me: Any) -> None:
     for number in range(2):
         inner = SGD(nn.Linear(2, 1).parameters(), lr=0.1)
         inner.zero_grad()
+        assert [each for each in range(number)] == list(range(number))  # noqa: C416  # names of its own
         for _ in range(2):
             adapted = copy.deepcopy(script.model)
             adapted(torch.zeros(1, 2))
