@@ -524,7 +524,7 @@ REPLICAS_NOT_COMPARED = Event(
 STATE_LEFT_OUT = Event(
     "state.left_out",
     "an object has state of its own that no snapshot holds",
-    ("name", "type"),
+    ("name", "type", "help?"),
     level="warning",
     emitter="worker",
 )

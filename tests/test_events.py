@@ -122,7 +122,7 @@ FROZEN = {
     "dataset.passed": {"samples", "shard"},
     "dataset.smaller_than_batch": {"batch", "samples", "steps"},
     "scale.not_reached": {"changes", "seconds"},
-    "state.left_out": {"name", "type"},
+    "state.left_out": {"name", "type", "help"},
     "best.reset": {"best", "measured_by", "now"},
     "kind.changed": {"changed"},
     "replicas.not_compared": {"reason"},

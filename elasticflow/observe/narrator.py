@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -255,9 +254,7 @@ class RunNarrator:
         name, kind = str(record.get("name")), str(record.get("type"))
         if kind.startswith("a "):  # a message of the kept model
             return line
-        argument = re.findall(r"[A-Za-z_]\w*", name)[-1:] or [name]
-        text = f"no snapshot holds {name}, a {kind}: run.keep({argument[0]}={name}) if a step depends on it"
-        return replace(line, text=text)
+        return replace(line, text=f"no snapshot holds {name}, a {kind}: {record.get('help')}")
 
     def _training_started(self, record: Record) -> Line:
         step = int_of(record, "step")

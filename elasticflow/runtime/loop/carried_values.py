@@ -11,14 +11,18 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
-from elasticflow.runtime.loop.script_loops import FUNCTIONS, loops_around
+from elasticflow.runtime.loop.script_loops import FUNCTIONS, loops_around, nodes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
+_CHOICES = (ast.If, ast.IfExp, ast.Try, ast.Match)
+_OURS = {"kept", "position"}
+_FILLS = {"copy_", "fill_", "normal_", "uniform_", "zero_"}
+_UPDATES = {"add_", "clamp_", "div_", "lerp_", "mul_", "sub_"}
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
@@ -34,10 +38,39 @@ def carried_in(frame: FrameType, line: int) -> Iterator[tuple[str, Any]]:
                 yield name, each
 
 
+def counted_in(frame: FrameType, line: int) -> Iterator[tuple[str, int | float]]:
+    """Yield the numbers that the loops around *line* carry and use as an index, or give to a model; not those to be printed."""
+    variables: dict[str, Any] = {**frame.f_globals, **frame.f_locals}
+    for name, model in _numbers_used(frame.f_code.co_filename, line):
+        value = variables.get(name)
+        if isinstance(value, int | float) and (model is None or isinstance(variables.get(model), nn.Module)):
+            yield name, value
+
+
+def made_in_each_pass(frame: FrameType, line: int) -> frozenset[str]:
+    """Return the variables that the innermost loop around *line* always assigns before it reads them."""
+    loops = loops_around(frame.f_code.co_filename, line)
+    return _made_in(max(loops, key=lambda loop: loop.lineno)) if loops else frozenset()
+
+
 def is_several_numbers(value: Any) -> bool:
     """Return True for a tensor or an array of two or more numbers."""
     size = value.numel() if isinstance(value, Tensor) else getattr(value, "size", 0)
     return isinstance(value, Tensor | np.ndarray) and size > 1
+
+
+@cache
+def set_by_the_run(file: str) -> frozenset[str]:
+    """Return the variables and attributes that a file sets from `Run.position` or `Run.kept`: they are right after a restart."""
+    return frozenset(
+        each.id if isinstance(each, ast.Name) else each.attr
+        for node in nodes_of(file)
+        if isinstance(node, ast.Assign)
+        and any(isinstance(each, ast.Attribute) and each.attr in _OURS for each in ast.walk(node.value))
+        for target in node.targets
+        for each in ast.walk(target)
+        if isinstance(each, ast.Name | ast.Attribute) and isinstance(each.ctx, ast.Store)
+    )
 
 
 @cache
@@ -52,20 +85,78 @@ def _names(file: str, line: int) -> tuple[str, ...]:
     return tuple(names)
 
 
+@cache
+def _numbers_used(file: str, line: int) -> tuple[tuple[str, str | None], ...]:
+    """Return the names that a loop around *line* carries and uses as an index, with None, or gives to a call, with its name."""
+    loops = loops_around(file, line)
+    names = set(_names(file, line)) - set_by_the_run(file)
+    found: dict[tuple[str, str | None], None] = {}
+    for node in (each for loop in loops for each in ast.walk(loop)):
+        inside: list[ast.AST] = []
+        model = None
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+            inside = list(ast.walk(node.slice))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            inside, model = [*node.args, *(each.value for each in node.keywords)], node.func.id
+        found |= {
+            (each.id, model): None for each in inside if isinstance(each, ast.Name) and each.id in names
+        }
+    return tuple(found)
+
+
+@cache
+def _made_in(loop: ast.For | ast.While) -> frozenset[str]:
+    """Return the names of which the first use in *loop* is an assignment that no condition stands before."""
+    head = loop.target if isinstance(loop, ast.For) else loop.test
+    first = dict(reversed([use for part in (head, *loop.body) for use in _uses(part)]))
+    always: set[str] = set()
+    waiting: list[ast.AST] = [head, *loop.body]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            always.add(node.id)
+        if not isinstance(node, (*_CHOICES, *FUNCTIONS, *_COMPREHENSIONS)):
+            waiting.extend(ast.iter_child_nodes(node))
+    return frozenset(name for name in always if not first.get(name, True))
+
+
+def _written(node: ast.AST) -> tuple[str | None, bool]:
+    """Return the variable whose values *node* overwrites in place, if it does, and whether it reads them for that."""
+    place, reads = node, False
+    if isinstance(node, ast.AugAssign):
+        place, reads = node.target, True
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        place, reads = node.func.value, node.func.attr in _UPDATES
+        if not reads and node.func.attr not in _FILLS:
+            return None, False
+    elif not (isinstance(node, ast.Subscript | ast.Attribute) and isinstance(node.ctx, ast.Store)):
+        return None, False
+    while isinstance(place, ast.Subscript) or (isinstance(place, ast.Attribute) and place.attr == "data"):
+        place = place.value
+    return place.id if isinstance(place, ast.Name) else None, reads
+
+
 def _uses(node: ast.AST) -> Iterator[tuple[str, bool]]:
     """Yield each name with whether it is read, not assigned, in the order in which Python evaluates *node*."""
     if isinstance(node, FUNCTIONS):
         return
     if isinstance(node, ast.Name):
         yield node.id, isinstance(node.ctx, ast.Load)
-    elif isinstance(node, _COMPREHENSIONS):
+        return
+    if isinstance(node, _COMPREHENSIONS):
         inside = [each for each in ast.walk(node) if isinstance(each, ast.Name)]
         own = {each.id for each in inside if isinstance(each.ctx, ast.Store)}
         yield from ((each.id, True) for each in inside if each.id not in own)
-    else:
-        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-            yield node.target.id, True
-        # Python evaluates the value first, which stands second in the tree.
-        before = getattr(node, "iter", None) or getattr(node, "value", None)
-        for child in sorted(ast.iter_child_nodes(node), key=lambda each: each is not before):
+        return
+    written, reads = _written(node)
+    if written and reads:
+        yield written, True
+    # Python evaluates the value first, which stands second in the tree.
+    before = getattr(node, "iter", None) or getattr(node, "value", None)
+    # `x[i] = 0` and `x.zero_()` do not read x.
+    place = getattr(node, "func", before) if written and not reads else None
+    for child in sorted(ast.iter_child_nodes(node), key=lambda each: each is not before):
+        if child is not place:
             yield from _uses(child)
+    if written:
+        yield written, False

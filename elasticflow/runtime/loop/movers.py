@@ -122,7 +122,7 @@ class Movers:
         if gone:
             raise StateError(
                 f"model.{gone[0]} was replaced after run.keep, and the kept optimizer moves the parameter that was there",
-                _REMEDY,
+                f"assign its values in place, as by parameter.data.copy_(...), or {_REMEDY}",
             )
         if not self._has_gradient:
             names = " and ".join(self._optimizers)

@@ -10,9 +10,9 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
-from elasticflow.runtime.loop import drift
+from elasticflow.runtime.loop import drift, script_state
 from elasticflow.runtime.loop.loop_schedule import within
-from elasticflow.runtime.loop.script_state import CARRIED, COUNTER, POOL, READER, ScriptState, argument_for
+from elasticflow.runtime.loop.script_state import ScriptState, argument_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -104,25 +104,9 @@ class ScriptChecks:
 
     def _tell_of_left_out(self, name: str, kind: str) -> None:
         if self._worker.rank == 0:
-            self._worker.event(events.STATE_LEFT_OUT, name=name, type=kind)
-            argument = f"run.keep({argument_for(name)}={name})"
-            if kind == COUNTER:
-                argument += (
-                    ", and set it from run.kept, or keep its object, with a state_dict and a load_state_dict,"
-                )
-            if kind == POOL:
-                argument += ", a list or dict, or its object with a state_dict (arrays by torch.from_numpy),"
-            if kind == CARRIED:
-                argument = (
-                    f"a restart makes it anew before the loop; make it within each pass, or {argument}, a tensor that each pass "
-                    f"fills by {name}.copy_(...) (torch.from_numpy shares an array's memory),"
-                )
-            if kind == READER:
-                argument = (
-                    "a restart begins it anew; draw its samples within each pass, data[torch.randint(len(data), (16,))], or have one "
-                    "dataset for run.batches return samples of both,"
-                )
-            self.tell(f"no snapshot holds {name}, a {kind}: {argument} if a step depends on it")
+            remedy = f"{_remedy_for(name, kind)} if a step depends on it"
+            self._worker.event(events.STATE_LEFT_OUT, name=name, type=kind, help=remedy)
+            self.tell(f"no snapshot holds {name}, a {kind}: {remedy}")
 
     def _check_count(self, counted: int, batch: Batch) -> None:
         """Warn of a script that counts its batches from 0 where a restart resumes in the midst of them."""
@@ -132,3 +116,27 @@ class ScriptChecks:
             f"enumerate(run.batches(...)) counts from {counted} again, and this is batch {batch.number} of its epoch: a restart went "
             "on here; batch.number is right where a step depends on the number"
         )
+
+
+def _remedy_for(name: str, kind: str) -> str:
+    """Return the way for a script to have a restart continue with what lies at *name*."""
+    argument = f"run.keep({argument_for(name)}={name})"
+    match kind:
+        case script_state.COUNTER:
+            return f"{argument}, and set it from run.kept, or keep its object, with a state_dict and a load_state_dict,"
+        case script_state.POOL | script_state.BUFFER:
+            return (
+                f"{argument}, a list or dict, or its object with a state_dict (arrays by torch.from_numpy),"
+            )
+        case script_state.CARRIED:
+            return (
+                f"a restart makes it anew before the loop; make it within each pass, or {argument}, a tensor that each pass "
+                f"fills by {name}.copy_(...) (torch.from_numpy shares an array's memory),"
+            )
+        case script_state.READER:
+            return (
+                "a restart begins it anew; draw its samples within each pass, data[torch.randint(len(data), (16,))], or have one "
+                "dataset for run.batches return samples of both,"
+            )
+        case _:
+            return argument

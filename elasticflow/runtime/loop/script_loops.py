@@ -76,12 +76,17 @@ def line_of_epochs(frame: FrameType) -> int | None:
 @cache
 def loops_around(file: str, line: int) -> tuple[ast.For | ast.While, ...]:
     """Return the loops around *line*; none if the source cannot be read."""
-    try:
-        tree = parse("".join(linecache.getlines(file)))
-    except SyntaxError:
-        return ()
     return tuple(
         node
-        for node in ast.walk(tree)
+        for node in nodes_of(file)
         if isinstance(node, ast.For | ast.While) and node.lineno <= line <= (node.end_lineno or 0)
     )
+
+
+@cache
+def nodes_of(file: str) -> tuple[ast.AST, ...]:
+    """Return all nodes of a file's source; none if it cannot be read."""
+    try:
+        return tuple(ast.walk(parse("".join(linecache.getlines(file)))))
+    except SyntaxError:
+        return ()

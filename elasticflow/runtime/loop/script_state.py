@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import math
 import re
 import sys
 import weakref
@@ -16,6 +17,8 @@ from collections.abc import Mapping
 from types import FunctionType, GeneratorType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -38,11 +41,14 @@ _METHODS = ("state_dict", "load_state_dict")
 _DEEPEST = 2
 _MOST_ITEMS = 1000
 """Items of a container; a longer one is data."""
+_MOST_NUMBERS = 100_000
+"""Numbers of an array that are compared."""
 _OURS = "elasticflow."
 _SIMPLE = (bool, int, float, str)
 COUNTER = "number that changes with the steps"
 CARRIED = "value that one pass leaves to the next"
 POOL = "collection of tensors that changes with the steps"
+BUFFER = "buffer that takes samples in with the steps"
 READER = "DataLoader's iterator"
 COPY = "copy of the model's weights"
 _ITERATORS = (GeneratorType, enumerate, map, zip, itertools.chain, itertools.cycle, itertools.islice, tuple)
@@ -54,7 +60,7 @@ class Found(NamedTuple):
     Attributes:
         path: Expression for the object in the script: `self.ema`.
         is_told: It is told as soon as it is found, not only once it changes.
-        role: COPY for a dict of the model's weights, such as the best of the run (one from before `run.keep` is made again at each
+        role: BUFFER for an object with arrays, COPY for a dict of the model's weights, such as the best of the run (a copy from before `run.keep` is made again at each
             start), POOL for a list, deque or dict of tensors or arrays, READER for an iterator over a DataLoader, or a generator
             that holds one. None for all else.
     """
@@ -117,6 +123,8 @@ class ScriptState:
         self._counters: dict[str, int | float] = {}
         # The tensors of each collection at the last look, and whether each had come since the look before.
         self._pools: dict[str, list[tuple[weakref.ref[Any], bool]]] = {}
+        # The arrays of each object at the last look, and where they had changed since the look before.
+        self._buffers: dict[str, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
         # Batches that iterators of the script's own have given, by path.
         self._given: dict[str, int | None] = {}
         found = self._found(variables)
@@ -134,13 +142,19 @@ class ScriptState:
         """
         frames = list(self._frames())
         variables = dict(self._globals)
+        made_anew: set[str] = set()
         for frame in reversed(frames):
             variables |= frame.f_locals
-        found = self._found(variables)
+            made_anew = made_anew - frame.f_locals.keys() | carried_values.made_in_each_pass(
+                frame, frame.f_lineno
+            )
+        found = self._found({name: value for name, value in variables.items() if name not in made_anew})
         self._tell_of(found)
         for each in found:
             if each.role == POOL:
                 self._tell_of_pool(each)
+            elif each.role == BUFFER:
+                self._tell_of_buffer(each)
             elif each.role == READER:
                 self._tell_of_reader(each)
             elif is_thorough or not isinstance(each.value, nn.Module | Optimizer | Tensor):
@@ -181,8 +195,8 @@ class ScriptState:
                 self._tell_once(name, "scheduler", f"learning-rate schedule that was made for {name}")
 
     def _tell_once(self, key: str | int, path: str, kind: str) -> None:
-        if key not in self._told and not unsaved.is_ignored(path, self._ignored):
-            self._told.add(key)
+        if not {key, path} & self._told and not unsaved.is_ignored(path, self._ignored):
+            self._told |= {key, path}
             self._tell(path, kind)
 
     def _compare(self, each: Found) -> None:
@@ -207,6 +221,29 @@ class ScriptState:
         self._pools[pool.path] = [
             (weakref.ref(each), bool(held) and key not in before) for key, each in now.items()
         ]
+
+    def _tell_of_buffer(self, buffer: Found) -> None:
+        """Tell of *buffer* if its arrays take rows in at other places than before, as a replay buffer does.
+
+        The storage of a rollout is filled anew in each step, and a single row of numbers is a record to be shown.
+        """
+        now = _heads_of(buffer.value)
+        held, before = self._buffers.get(buffer.path, ({}, {}))
+        changed = {
+            name: head != held[name]
+            for name, head in now.items()
+            if name in held and held[name].shape == head.shape
+        }
+        takes_in = any(places.any() and places.ndim > 1 for places in changed.values())
+        had_taken_in = any(places.any() for places in before.values())
+        is_elsewhere = not any(
+            torch.logical_and(places, before[name]).any()
+            for name, places in changed.items()
+            if name in before and before[name].shape == places.shape
+        )
+        if takes_in and had_taken_in and is_elsewhere:
+            self._tell_once(buffer.path, buffer.path, buffer.kind)
+        self._buffers[buffer.path] = now, changed
 
     def _tell_of_reader(self, reader: Found) -> None:
         """Tell of *reader* if it has given batches since the last look, unless a restart begins the epoch anew."""
@@ -238,13 +275,12 @@ class ScriptState:
         """Tell of numbers that change with the steps in objects around a kept optimizer: a trainer, a schedule made by hand."""
         kept_ids = {id(optimizer) for optimizer in self._state.optimizers.values()}
         own = {id(value) for value in self._state.objects.values()}  # these have a state of their own
-        for path, holder in _holders_of(kept_ids, variables):
-            if id(holder) in own:
-                continue
-            for key, value in _numbers_of(path, holder, kept_ids):
-                before, self._counters[key] = self._counters.get(key, value), value
-                if value != before and dict(self._values).get(key.rpartition(".")[2]) != value:
-                    self._tell_once(key, key, COUNTER)
+        for name, holder in _holders_of(kept_ids, variables):
+            # `self` is the script's `trainer`.
+            path = self._paths.setdefault(id(holder), name)
+            for key, value in _numbers_of(path, holder, kept_ids) if id(holder) not in own else ():
+                if key.rpartition(".")[2] not in carried_values.set_by_the_run(self._code.co_filename):
+                    self._tell_of_counter(key, value)
 
     def _tell_of_carried(self, frames: Sequence[FrameType]) -> None:
         """Tell of tensors and arrays that the loop carries from pass to pass and no kept object holds."""
@@ -262,6 +298,13 @@ class ScriptState:
                 own = own or {id(each) for each in _kept(self._state)} | _tensors_of(self._state)
                 if id(value) not in own:
                     self._tell_once(name, name, CARRIED)
+            for name, number in carried_values.counted_in(frame, line):
+                self._tell_of_counter(name, number)
+
+    def _tell_of_counter(self, path: str, value: float) -> None:
+        before, self._counters[path] = self._counters.get(path, value), value
+        if value != before and dict(self._values).get(path.rpartition(".")[2]) != value:
+            self._tell_once(path, path, COUNTER)
 
     def _compare_values(self, variables: Mapping[str, Any]) -> None:
         for name, first in self._passed.items():
@@ -299,6 +342,8 @@ def found_in(state: State, variables: Mapping[str, Any]) -> Iterator[Found]:
         if found is not None:
             yield found
         elif depth < _DEEPEST and _is_followed(value):
+            if _arrays_of(value):
+                yield Found(path, value, is_told=False, role=BUFFER)
             waiting.extend((inner, each, depth + 1) for inner, each in _members(path, value))
     yield from trained.values()
 
@@ -324,6 +369,26 @@ def _as_found(
     if [trained.pop(id(each)) for each in among if id(each) in trained]:
         return Found(path, value, is_told=True)
     return Found(path, value, is_told=False, role=POOL) if among else None
+
+
+def _arrays_of(value: Any) -> dict[str, Any]:
+    """Return the arrays of numbers that an object has as attributes."""
+    held = {} if isinstance(value, FunctionType | MethodType) else getattr(value, "__dict__", {})
+    return {
+        name: each
+        for name, each in list(held.items())
+        if carried_values.is_several_numbers(each)
+        and (type(each) is Tensor or (type(each) is np.ndarray and each.dtype.kind in "biuf"))
+    }
+
+
+def _heads_of(value: Any) -> dict[str, Tensor]:
+    """Return copies of the first rows of an object's arrays: a buffer is filled from there, and may be larger than the memory."""
+    heads = {}
+    for name, array in _arrays_of(value).items():
+        rows = max(1, _MOST_NUMBERS * len(array) // math.prod(array.shape))
+        heads[name] = torch.as_tensor(array[:rows]).detach().clone()
+    return heads
 
 
 def _batches_given(value: Any) -> int | None:

@@ -18,9 +18,14 @@ _LONGEST = 20_000
 
 # torch's messages name arguments of its constructor, where a user of ours sets keys in a job file.
 _IN_OUR_WORDS = {
+    # Before the next one, which its text contains, too.
+    torch_private.STILL_NO_GRADIENT: (
+        "a backward left out a parameter that the forward used, or a forward had no backward",
+        "add up the losses of a step's forwards and call backward once; where no gradient is needed, call the model itself, not DDP",
+    ),
     torch_private.NO_GRADIENT: (
         "a parameter of the model got no gradient in the step before",
-        "if steps leave parameters out, set ddp.find_unused_parameters = true",
+        "if steps leave parameters out, set ddp.find_unused_parameters = true, in a script run.wrap(model, find_unused_parameters=True)",
     ),
     torch_private.GRADIENT_TWICE: (
         "a parameter of the model got its gradient twice in one backward",

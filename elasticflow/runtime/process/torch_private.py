@@ -536,7 +536,8 @@ LOADER_TIMED_OUT = "DataLoader timed out"
 PEER_LOST = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "gloo/gloo")
 # The allocator for main memory.
 NO_MEMORY = "DefaultCPUAllocator: "
-# DistributedDataParallel: the step before left out a parameter; a gradient came twice in one backward.
+# DistributedDataParallel: the step before left out a parameter, without and with a search for those; a gradient came twice.
+STILL_NO_GRADIENT = "Since `find_unused_parameters=True` is enabled, this likely"
 NO_GRADIENT = "Expected to have finished reduction in the prior iteration"
 GRADIENT_TWICE = "Expected to mark a variable ready only once"
 # FSDP2: an operation got a parameter that is not gathered.

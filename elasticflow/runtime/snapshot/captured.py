@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from elasticflow.runtime.state.state import Captured
 
 _OWN = "include."
+_REMEDY = "derive it from what every rank sees, or send every rank the same (torch.distributed)"
+_OF_OPTIMIZERS = "where an optimizer shares out its work among the ranks, as Muon may, let each rank update the state of all parameters"
 # Characters of a value that a message shows.
 _SHORT = 100
 
@@ -90,7 +92,7 @@ class CaptureCheck:
                     return RanksDifferError(
                         f"a snapshot holds one state, and rank {rank}'s {path} is {_shown(leaves.get(path))}, "
                         f"rank 0's {_shown(ranks[0].get(path))}",
-                        "derive it from what every rank sees, or send every rank the same (torch.distributed)",
+                        _OF_OPTIMIZERS if path.startswith("optimizer") else _REMEDY,
                     )
         return RanksDifferError("a snapshot holds one state, and the ranks had different ones a step ago")
 

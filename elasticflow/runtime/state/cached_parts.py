@@ -20,6 +20,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -219,7 +220,7 @@ class OptimizerPart(StatefulPart):
                 if groups is not tree["param_groups"]:
                     self._read = {**tree, "param_groups": groups}, tensor_set
                 return self._read
-        tree, tensor_set = self._encode(self.stateful.state_dict())
+        tree, tensor_set = self._encode(self._state())
         # From here on the fingerprint is of the groups' options alone.
         self._fingerprint = None
         # A set of its own: it stands for the groups, too.
@@ -228,8 +229,16 @@ class OptimizerPart(StatefulPart):
         self._identity_check = IdentityCheck(self._objects) if self._is_plain() else None
         return self._read
 
+    def _state(self) -> Any:
+        state = self.stateful.state_dict()
+        groups = state.get("param_groups") if isinstance(state, dict) else None
+        return state if groups is None else {**state, "param_groups": list(map(_without_functions, groups))}
+
     def _groups(self, before: list[dict[str, Any]]) -> tuple[Any, TensorSet]:
-        options = [{k: v for k, v in group.items() if k != "params"} for group in self.stateful.param_groups]
+        options = [
+            {k: v for k, v in _without_functions(group).items() if k != "params"}
+            for group in self.stateful.param_groups
+        ]
         fingerprint = _fingerprint_of(options)
         if fingerprint is not None and fingerprint == self._fingerprint:
             return before, _NO_TENSORS
@@ -258,6 +267,11 @@ class OptimizerPart(StatefulPart):
             *optimizer.state,
             *values,
         ]
+
+
+def _without_functions(group: dict[str, Any]) -> dict[str, Any]:
+    """Return a parameter group without functions among its options, as LARS has: code is the script's, not state."""
+    return {key: value for key, value in group.items() if not isinstance(value, FunctionType)}
 
 
 _REQUIRES_GRAD = operator.attrgetter("requires_grad")

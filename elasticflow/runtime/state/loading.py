@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -247,11 +248,14 @@ def _load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
     """Load with the dtypes that were saved and on the devices that are used.
 
     Source: torch 2.13, `Optimizer.load_state_dict` casts to the parameter's dtype (NAdam's `mu_product` is float32
-    for bfloat16 parameters, too) and leaves a learning rate that is a tensor on the device it was read to.
+    for bfloat16 parameters, too), leaves a learning rate that is a tensor on the device it was read to, and drops an
+    option that the state lacks, such as a function.
     """
     options = [{k: v.device for k, v in g.items() if isinstance(v, Tensor)} for g in optimizer.param_groups]
+    functions = [{k: v for k, v in g.items() if isinstance(v, FunctionType)} for g in optimizer.param_groups]
     optimizer.load_state_dict(state)
-    for group, devices in zip(optimizer.param_groups, options, strict=True):
+    for group, devices, own in zip(optimizer.param_groups, options, functions, strict=True):
+        group.update(own)
         for key, device in devices.items():
             if isinstance(group.get(key), Tensor):
                 group[key] = group[key].to(device)

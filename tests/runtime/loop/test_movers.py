@@ -96,8 +96,9 @@ def test_a_layer_made_anew_is_refused_by_name() -> None:
     movers = watching(model, optimizer)
     model[1] = nn.Linear(2, 1)  # type: ignore[operator]
     step(model, optimizer)
-    with pytest.raises(StateError, match=r"model\.1\.weight was replaced after run.keep"):
+    with pytest.raises(StateError, match=r"model\.1\.weight was replaced after run.keep") as caught:
         movers.require_kept()
+    assert "parameter.data.copy_(...)" in str(caught.value)
 
 
 def test_what_moves_as_it_should_is_not_refused() -> None:

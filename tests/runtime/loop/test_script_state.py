@@ -19,7 +19,15 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.loop.kept import parts_of, values_of
-from elasticflow.runtime.loop.script_state import CARRIED, POOL, READER, ScriptState, argument_for
+from elasticflow.runtime.loop.script_state import (
+    BUFFER,
+    CARRIED,
+    COUNTER,
+    POOL,
+    READER,
+    ScriptState,
+    argument_for,
+)
 from elasticflow.runtime.snapshot.unsaved import Unsaved
 from elasticflow.runtime.state.state import State
 
@@ -368,13 +376,17 @@ class Warmup:
 
 
 def test_a_number_that_changes_beside_an_optimizer_is_told(me: Any) -> None:
-    """A counter of a schedule made by hand, from which a restart would begin anew."""
+    """A counter of a schedule made by hand, from which a restart would begin anew; not one that the run's position sets."""
     script = Script(me)
     warmup = Warmup(script.optimizer)
+    follows = SimpleNamespace(optimizer=script.optimizer, now=0)
+    run = SimpleNamespace(position=SimpleNamespace(step=0))
     script.keep()
     script.step(warmup.step)
     assert script.told == {}
 
+    run.position.step = 1
+    follows.now = run.position.step
     script.step(warmup.step)
 
     assert script.told == {"warmup.n_steps": "number that changes with the steps"}
@@ -475,6 +487,62 @@ def test_what_one_pass_leaves_to_the_next_is_told(me: Any) -> None:
         queue += result.sum()
         script.step()
     assert script.told == dict.fromkeys(("inputs", "targets", "observed", "hidden"), CARRIED)
+
+
+def test_what_one_pass_writes_into_for_the_next_is_told(me: Any) -> None:
+    """The perturbation of free adversarial training, a center, counts; not storage that each pass fills, or a kept tensor."""
+    script, storage, shown = Script(me), torch.zeros(3), torch.zeros(3)
+    delta, center, counts, kept = torch.zeros(3), torch.zeros(3), np.zeros(3), torch.zeros(3)
+    script.keep(kept=kept)
+    for number in range(2):
+        storage[number] = 1
+        shown[:] = number
+        result = storage + delta + shown
+        delta.data = result.sign()
+        delta.data[:1] = 0
+        center.mul_(0.9).add_(result)
+        counts[number] += 1
+        kept.add_(1)
+        storage.requires_grad_(False)
+        script.step()
+    assert script.told == dict.fromkeys(("delta", "center", "counts"), CARRIED)
+
+
+def test_a_number_by_which_a_pass_finds_its_data_or_its_layer_is_told(me: Any) -> None:
+    """Not one to be printed, one from the run's position, or one that is kept."""
+    script, data = Script(me), list(range(9))
+    run = SimpleNamespace(position=SimpleNamespace(step=0), kept={"held": 0})
+    place = layer = total = count = 0
+    step, held = run.position.step, run.kept["held"]
+    model = nn.Identity()
+    script.keep()
+    for _ in range(3):
+        sample = data[place] + data[step] + data[held]
+        model(layer)
+        total += sample
+        print(total / max(count, 1))
+        place, layer, step, held, count = place + 1, layer + 1, step + 1, held + 1, count + 1
+        script.step()
+    assert script.told == {"place": COUNTER, "layer": COUNTER}
+
+
+def test_what_each_pass_makes_anew_is_not_told(me: Any) -> None:
+    """The optimizer and the copy of an inner loop, as MAML has them; but an optimizer that only some passes replace."""
+    script = Script(me)
+    script.keep()
+    now_and_then = None
+    for number in range(2):
+        inner = SGD(nn.Linear(2, 1).parameters(), lr=0.1)
+        inner.zero_grad()
+        assert [each for each in range(number)] == list(range(number))  # noqa: C416  # names of its own
+        for _ in range(2):
+            adapted = copy.deepcopy(script.model)
+            adapted(torch.zeros(1, 2))
+        if number == 1:
+            now_and_then = SGD(nn.Linear(2, 1).parameters(), lr=0.1)
+        script.step()
+    assert now_and_then is not None
+    assert list(script.told) == ["now_and_then"]
 
 
 def test_what_one_pass_leaves_to_the_next_can_be_declared_no_state(me: Any) -> None:
@@ -632,6 +700,25 @@ def test_a_collection_that_takes_tensors_in_with_the_steps_is_told(me: Any) -> N
     assert len(batch) == 3
     assert both["known"] is known
     assert len(made) == 2
+
+
+def test_an_object_that_takes_rows_in_with_the_steps_is_told(me: Any) -> None:
+    """A replay buffer of arrays; not the storage of a rollout, what each pass makes of its batch, or a record of losses."""
+    script = Script(me)
+    replay = SimpleNamespace(state=np.zeros((9, 2)), reward=np.zeros((9, 1)), at=0)
+    rollout = SimpleNamespace(state=torch.zeros(3, 2), done=torch.zeros(3, 1))
+    record, made = SimpleNamespace(losses=np.zeros(9)), SimpleNamespace(mask=np.zeros((3, 2)))
+    script.keep()
+    for number in range(3):
+        replay.state[replay.at], replay.at = number + 1, replay.at + 1
+        for row in range(3):
+            rollout.state[row] = rollout.state[row] + 1
+        rollout.done[number] = 1
+        record.losses[number] = 1
+        made.mask = np.full((3, 2), number)
+        script.step()
+    script.snapshot()
+    assert script.told == {"replay": BUFFER}
 
 
 def test_an_iterator_over_the_scripts_own_loader_is_told_once_it_goes_on(me: Any) -> None:

@@ -177,9 +177,14 @@ def test_parameters_without_gradient_are_told_in_keys_of_the_job_file() -> None:
 
     expected = (
         "RuntimeError: a parameter of the model got no gradient in the step before\n"
-        "  help: if steps leave parameters out, set ddp.find_unused_parameters = true"
+        "  help: if steps leave parameters out, set ddp.find_unused_parameters = true, "
+        "in a script run.wrap(model, find_unused_parameters=True)"
     )
     assert expected == failure.describe(error)
+    searched = RuntimeError(
+        f"{error} Since `find_unused_parameters=True` is enabled, this likely  means that"
+    )
+    assert "set ddp.find_unused_parameters" not in failure.describe(searched)
 
 
 def test_gradient_that_comes_twice_is_told_with_what_to_do() -> None:

@@ -398,7 +398,7 @@ def test_torchs_own_machinery_is_where_it_was() -> None:
     [
         ("other sizes", COLLECTIVE_MISMATCH, "user_error"),
         ("peer lost", torch_private.PEER_LOST, "peer"),
-        ("no gradient", (torch_private.NO_GRADIENT,), "user_error"),
+        ("no gradient", (torch_private.STILL_NO_GRADIENT,), "user_error"),
         ("gradient twice", (torch_private.GRADIENT_TWICE,), "user_error"),
     ],
 )
@@ -409,6 +409,7 @@ def test_what_ranks_are_met_with_is_known_by_its_words(
     told = _of_two_ranks(forked, tmp_path, case)
     known = [each for each in told if any(mark in each for mark in marks)]
     assert known, told
+    assert case != "no gradient" or all(torch_private.NO_GRADIENT in each for each in known)
     assert {kind} == {failure.classify(RuntimeError(each)) for each in known}
 
 

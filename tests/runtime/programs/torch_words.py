@@ -54,6 +54,13 @@ def outcome() -> object:
             if RANK == 1:
                 os._exit(0)
             dist.all_reduce(torch.ones(10))
+        case "no gradient":
+            model = DistributedDataParallel(Net(), find_unused_parameters=True)
+            for _ in range(2):
+                x = torch.ones(1, 2, requires_grad=True)
+                # A penalty on a gradient has none for the last bias.
+                (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+                torch.autograd.backward(slope.square().sum())
         case _:
             model = DistributedDataParallel(Net())
             for _ in range(2):

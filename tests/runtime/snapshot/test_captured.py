@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from torch import nn
 from torch.optim import SGD
 
@@ -92,3 +93,19 @@ def test_keys_that_are_no_utf8_are_compared(monkeypatch: pytest.MonkeyPatch) -> 
         files.seen = {os.fsdecode(name): 1}
         check.start(state.capture())
     assert len(set(sent)) == 2
+
+
+def test_an_optimizer_that_is_shared_out_among_the_ranks_has_a_remedy_of_its_own() -> None:
+    """Muon may hold the momentum of a parameter on one rank only."""
+    model, texts = nn.Linear(1, 1), list[str]()
+
+    def gather_text(text: str) -> list[str]:
+        texts.append(text)
+        return texts
+
+    check = CaptureCheck(SimpleNamespace(gather_text=gather_text))  # type: ignore[arg-type]
+    for parameter in model.parameters():
+        optimizer = SGD(model.parameters(), momentum=0.9)
+        optimizer.state[parameter] = {"momentum_buffer": torch.zeros(1)}
+        error = check._difference(State(model=model, optimizer=optimizer).capture())
+        assert ("let each rank update the state of all" in str(error)) == (len(texts) == 2)

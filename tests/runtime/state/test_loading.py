@@ -200,6 +200,29 @@ def test_groups_and_state_stay_the_objects_that_they_were(tmp_path: Path) -> Non
     assert len(held) == len(outer.inside.state) == 6
 
 
+def test_functions_among_the_options_stay_the_scripts(tmp_path: Path) -> None:
+    """LARS holds the functions in its groups that leave biases out: they are no state, and are there after loading."""
+
+    def is_bias(parameter: nn.Parameter) -> bool:
+        return parameter.ndim == 1
+
+    model, target = net(), net()
+    saved, loaded = [
+        SGD([{"params": each.parameters(), "skip": is_bias}], lr=0.1) for each in (model, target)
+    ]
+    model(torch.ones(2, 3)).sum().backward()
+    saved.step()
+    saved.param_groups[0]["lr"] = 0.3
+    state = State(model=model, optimizers={"optimizer": saved})
+    for _ in range(2):
+        captured = state.capture()
+    State(model=target, optimizers={"optimizer": loaded}).apply(
+        *read_back(captured, tmp_path), captured.memory_formats
+    )
+    assert loaded.param_groups[0]["skip"] is is_bias
+    assert loaded.param_groups[0]["lr"] == 0.3
+
+
 def test_snapshot_without_names_of_parameters_is_applied(tmp_path: Path) -> None:
     """A snapshot from before names were written down is applied by numbers alone."""
     source, target = job({}, seed=1), job({}, seed=2)
