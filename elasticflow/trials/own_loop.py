@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 
     from elasticflow.jobfile.tables.job import Job
 
-# A module that is imported by a name made at run time, or from a folder put on the path, may join.
-_MAY_JOIN = re.compile(rb"\b(?:elasticflow|import_module|__import__|run_module|run_path|sys\.path)\b")
+# A module that is imported by a name made at run time, as hydra does, or from a folder put on the path, may join.
+_MAY_JOIN = re.compile(
+    rb"\b(?:elasticflow|importlib|__import__|runpy|pkgutil|exec|hydra|jsonargparse|sys\.path)\b"
+)
 
 
 def require_own_loop(job: Job, root: Path) -> None:

@@ -35,7 +35,8 @@ _JOINS = "import elasticflow as ef"
         _JOINS,
         "def main():\n    from elasticflow import join",
         "import trainer",
-        "import_module(f'loops.{name}')",
+        "from importlib import import_module\nimport_module(f'loops.{name}')",
+        "import hydra, json\nhydra.utils.instantiate(json.load(open('loop.json')))",
     ],
 )
 @pytest.mark.parametrize("key", ['entry = "train.py"', 'module = "train"'])

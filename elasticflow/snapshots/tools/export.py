@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from elasticflow.errors import ExportError
-from elasticflow.snapshots.store import durable
+from elasticflow.snapshots.tools import durable
 from elasticflow.system.atomic_files import temporary_beside
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from elasticflow.errors import TorchMissingError
 from elasticflow.snapshots.format.dtypes import DTYPES
 from elasticflow.snapshots.format.state_json import refs, replace_refs
-from elasticflow.snapshots.store import durable
+from elasticflow.snapshots.tools import durable
 from elasticflow.snapshots.tools.tensor_reader import copy, slice_of
 
 if TYPE_CHECKING:

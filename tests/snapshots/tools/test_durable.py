@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elasticflow.snapshots.store import durable
+from elasticflow.snapshots.tools import durable
 
 if TYPE_CHECKING:
     from pathlib import Path
