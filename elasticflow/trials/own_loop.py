@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 
     from elasticflow.jobfile.tables.job import Job
 
-# A module that is imported by a name made at run time, or from a folder put on the path, may join.
-_MAY_JOIN = re.compile(rb"\b(?:elasticflow|import_module|__import__|run_module|run_path|sys\.path)\b")
+# A module that is imported by a name made at run time or from a configuration, or from a folder put on the path, may join.
+_MAY_JOIN = re.compile(
+    rb"\b(?:elasticflow|importlib|import_module|__import__|runpy|run_module|run_path|exec|hydra|sys\.path)\b"
+)
 
 
 def require_own_loop(job: Job, root: Path) -> None:

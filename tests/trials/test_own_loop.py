@@ -36,6 +36,8 @@ _JOINS = "import elasticflow as ef"
         "def main():\n    from elasticflow import join",
         "import trainer",
         "import_module(f'loops.{name}')",
+        "module = importlib.util.module_from_spec(spec)",
+        "trainer = hydra.utils.instantiate(config.trainer)",
     ],
 )
 @pytest.mark.parametrize("key", ['entry = "train.py"', 'module = "train"'])
