@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from pathlib import Path
 
 
 def main() -> None:
@@ -12,6 +13,7 @@ def main() -> None:
     # This comes first: Ctrl-C during the imports below would end in a traceback through them.
     signal.signal(signal.SIGINT, _leave)
     _open_closed_streams()
+    _name_working_folder()
     # This comes before the import of the command: the first step waits for the agent's imports, not for the command's.
     from elasticflow.launcher.agent.waiting_agent import start_ahead
 
@@ -31,6 +33,16 @@ def _open_closed_streams() -> None:
             stream = open(os.devnull, mode)  # noqa: PTH123, SIM115  # it gets the lowest number that is free: the stream's
             os.set_inheritable(stream.fileno(), True)
             setattr(sys, name, stream)
+
+
+def _name_working_folder() -> None:
+    """Have this process' children find elasticflow where `python -m elasticflow` did, if that is the working folder.
+
+    They do not look there (`-P`), and would run another elasticflow that is installed, or find none.
+    """
+    if sys.path[0] == str(Path(__file__).parents[1]):
+        folders = filter(None, (sys.path[0], os.environ.get("PYTHONPATH")))
+        os.environ["PYTHONPATH"] = os.pathsep.join(folders)
 
 
 def _leave(number: int, frame: object) -> None:

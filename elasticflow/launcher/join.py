@@ -417,8 +417,9 @@ class JoinedNode:
             return
         try:
             if self._store.check([EXIT_CODE]):
-                self._final = int(self._store.get(EXIT_CODE))
+                code = int(self._store.get(EXIT_CODE))
                 self._is_cancelled = self._store.check([CANCELLED])
+                self._final = code
                 self._store.add(NOTICED, 1)
         except RuntimeError:  # the agent sees it, too, and ends
             if time.monotonic() > self._next_try:

@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 import pytest
 
+from elasticflow import __main__
 from elasticflow.cli import main
 from elasticflow.cli.lazy_group import CommandEntry, LazyGroup
 from elasticflow.cli.main import call, group
@@ -131,6 +132,17 @@ def test_module_and_program_are_the_same() -> None:
     )  # fmt: skip
     assert done.returncode == 2
     assert done.stderr.startswith("Usage: elasticflow [OPTIONS] COMMAND [ARGS]...\n")
+
+
+@pytest.mark.parametrize(("folder", "expected"), [(str(ROOT), f"{ROOT}:/before"), ("/usr/bin", "/before")])
+def test_processes_of_the_module_are_of_the_same_elasticflow(
+    monkeypatch: pytest.MonkeyPatch, folder: str, expected: str
+) -> None:
+    """`python -m elasticflow` in a clone that is not installed, or beside an installed one: they do not look in the working folder."""
+    monkeypatch.setattr(sys, "path", [folder, *sys.path])
+    monkeypatch.setenv("PYTHONPATH", "/before")
+    __main__._name_working_folder()
+    assert expected == os.environ["PYTHONPATH"]
 
 
 @pytest.mark.usefixtures("real_processes")

@@ -217,6 +217,32 @@ class _Ended(_Over):
         return str(INTERRUPTED).encode()
 
 
+class _EndedCut(_Ended):
+    """The connection is cut for a moment between the exit code and the mark of cancel."""
+
+    def check(self, keys: list[str]) -> bool:
+        if keys == [CANCELLED] and CANCELLED in self._keys:
+            self._keys = (EXIT_CODE,)
+            raise StoreLostError("no way")
+        return super().check(keys)
+
+
+def test_mark_of_cancel_is_read_before_the_exit_code_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a machine whose connection is cut between the two would lead the cancelled run anew."""
+    monkeypatch.setattr(join, "_AGAIN_S", 0.001)
+    agent, back = _Agent(0), _Ended(EXIT_CODE, CANCELLED)
+    monkeypatch.setattr(agent, "exit_code", iter([None, None, None, 0]).__next__)
+    node = JoinedNode(
+        "n",
+        cast("AgentProcess", agent),
+        cast("ControlStore", _EndedCut(EXIT_CODE, CANCELLED)),
+        lambda _: None,
+        lambda: cast("ControlStore", back),
+    )
+    assert INTERRUPTED == node.take_part()
+    assert node.was_asked
+
+
 @pytest.mark.parametrize("is_cancelled", [False, True])
 def test_machine_of_a_cancelled_run_does_not_lead_it_anew(*, is_cancelled: bool) -> None:
     """The mark of `elasticflow cancel` lies in the folder of the machine that led, which others may not see."""

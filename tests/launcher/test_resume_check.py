@@ -145,9 +145,10 @@ def test_a_run_whose_snapshots_are_elsewhere_or_set_aside_does_not_begin_anew(
 ) -> None:
     """The old place may have snapshots; one that is set aside may be good again."""
     moved = _job(snapshots__uri=str(tmp_path / "other"))
+    other_store = _job(optimizer__args={"lr": 0.1}, snapshots__options={"endpoint_url": "http://minio:9000"})
     changed = _job(optimizer__args={"lr": 0.1})
     catalog.quarantine(catalog.committed()[0].name, "block 3 is not what was written")
     empty = Catalog(Storage(str(tmp_path / "other")), "trial/")
-    for place, job in ((empty, moved), (catalog, changed)):
+    for place, job in ((empty, moved), (empty, other_store), (catalog, changed)):
         with pytest.raises(DriftRefusedError):
             resume_check.check_drift(folder, place, _made(_job()), _made(job), print, accept_drift=False)

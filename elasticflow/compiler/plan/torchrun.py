@@ -178,10 +178,7 @@ def script(
         lines += [
             "# where the script is started, and its paths begin",
             f'cd -- "${{here}}/"{shlex.quote(root)}',
-            *(
-                f'export PYTHONPATH="${{PYTHONPATH:+${{PYTHONPATH}}:}}${{PWD}}/"{shlex.quote(part)}'
-                for part in path
-            ),
+            *(f'export PYTHONPATH="${{PYTHONPATH:+${{PYTHONPATH}}:}}"{_from_here(part)}' for part in path),
         ]
         started = shlex.join(program)
     lines += [
@@ -189,6 +186,10 @@ def script(
         "",
     ]
     return "\n".join(lines)
+
+
+def _from_here(folder: str) -> str:
+    return shlex.quote(folder) if folder.startswith("/") else f'"${{PWD}}/"{shlex.quote(folder)}'
 
 
 def _option(option: str) -> str:

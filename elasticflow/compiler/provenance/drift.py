@@ -35,6 +35,7 @@ _BUCKETED_WEIGHTS: dict[str, tuple[Weight, str]] = {
 _BITS = 'train.consistency = "exact" promises bits that this may change'
 _ROUNDING = "equal up to rounding"
 _BEGINS_ANEW = "the run has no snapshot, and begins anew"
+_PLACE = ("snapshots.uri", "snapshots.options")
 _NO_WEIGHTS = frozenset({"evaluation", "hooks", "prepare"})  # roles that do not influence the weights
 # Packages that influence no number of the training: ours, and torch's imports for its compiler and its hub.
 _PLUMBING = frozenset({
@@ -147,9 +148,9 @@ def compare_made(old: Made, new: Made, *, after_user_error: bool = False) -> lis
 def weighed_anew(differences: Sequence[Difference], *, has_snapshots: bool) -> list[Difference]:
     """Return the differences; nothing that was trained continues in a job without snapshots, so there they harm nothing.
 
-    Each weighs as before if the place of the snapshots is another.
+    Each weighs as before if the place of the snapshots is another, perhaps by its options: `endpoint_url` names another store.
     """
-    if has_snapshots or any(each.key == "snapshots.uri" for each in differences):
+    if has_snapshots or any(each.key.startswith(_PLACE) for each in differences):
         return list(differences)
     return [
         each if each.weight == "harmless" else replace(each, weight="harmless", reason=_BEGINS_ANEW)

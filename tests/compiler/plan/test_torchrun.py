@@ -295,7 +295,7 @@ def test_the_script_quotes_for_the_shell() -> None:
 @pytest.mark.usefixtures("real_processes")
 def test_the_script_of_a_program_finds_its_further_folders(tmp_path: Path) -> None:
     """The folders of job.path are on the import path of the program, as they are under `elasticflow run`."""
-    text = script("small", ("train.py",), {}, {}, {}, [], ("train.py",), "..", ("my lib", "src"))
+    text = script("small", ("train.py",), {}, {}, {}, [], ("train.py",), "..", ("my lib", "/of all"))
     (tmp_path / "launch").mkdir()
     (tmp_path / "launch" / "torchrun.sh").write_text(text.replace("exec ", "echo "))
     done = subprocess.run(
@@ -308,7 +308,7 @@ def test_the_script_of_a_program_finds_its_further_folders(tmp_path: Path) -> No
         timeout=100,
     )
     root = tmp_path.resolve()
-    assert done.stdout.splitlines()[-1] == f"/before:{root}/my lib:{root}/src"
+    assert done.stdout.splitlines()[-1] == f"/before:{root}/my lib:/of all"
 
 
 def test_static_rendezvous_asks_for_the_nodes_number() -> None:

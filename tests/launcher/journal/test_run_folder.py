@@ -39,15 +39,18 @@ def test_full_disk_interrupts_the_launch_and_says_so(tmp_path: Path) -> None:
             snapshots=SnapshotSettings(memory=None),
             restarts=SimpleNamespace(grace_s=30.0),
         ),
-        folder=folder,
+        request=SimpleNamespace(
+            folder=folder,
+            job=SimpleNamespace(script=None, train=SimpleNamespace(time_limit=None), notify=None),
+            follower=(),
+            scale=ALONE,
+        ),
+        launch_folder=folder.launch(1),
         number=1,
-        job=SimpleNamespace(script=None, train=SimpleNamespace(time_limit=None), notify=None),
         catalog=SimpleNamespace(storage=storage),
         store=SimpleNamespace(endpoint=None, address=SimpleNamespace(token="")),
         lock=SimpleNamespace(require_held=lambda: None),
-        follower=(),
         is_resumed=False,
-        scale=ALONE,
     )
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(RunFolderError, match="No space left on device") as ended:

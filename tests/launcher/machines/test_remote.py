@@ -186,5 +186,9 @@ def test_run_that_was_cancelled_is_not_to_be_started_again(tmp_path: Path, *, is
         cancel.parent.mkdir(parents=True)
         cancel.touch()
     line = order(tmp_path, "a", "one").to_line()
-    done = subprocess.run([sys.executable, "-c", program], input=line, text=True, timeout=60, check=False)
-    assert done.returncode == (CANCELLED if is_cancelled else INTERRUPTED)
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as node:
+        assert node.stdin is not None
+        node.stdin.write(line)
+        node.stdin.flush()  # its end would be that of the connection, at which the node is asked to leave
+        assert node.wait(60) == (CANCELLED if is_cancelled else INTERRUPTED)

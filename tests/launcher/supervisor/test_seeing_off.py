@@ -52,7 +52,8 @@ def test_launch_that_ends_at_once_stops_its_workers_on_other_machines(tmp_path: 
         _cancel=CancelMark(tmp_path / "cancel"),
         _heeded=0,
         _launch=SimpleNamespace(
-            store=SimpleNamespace(outlive_store=lambda: None), folder=RunFolder(tmp_path)
+            store=SimpleNamespace(outlive_store=lambda: None),
+            request=SimpleNamespace(folder=RunFolder(tmp_path)),
         ),
         _lifecycle=SimpleNamespace(is_idle=False, generation=SimpleNamespace(number=3)),
         _agents=SimpleNamespace(end=lambda: None, nodes=set()),
