@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from elasticflow.launcher.rendezvous import store_server
 from elasticflow.launcher.rendezvous.store_server import StoreServer
+from elasticflow.protocol import tcp_store
 from elasticflow.protocol.handshake import HELLO
 from elasticflow.protocol.store_address import StoreAddress, StoreLostError
 from elasticflow.protocol.tcp_store import Answer, Frames, Request, TcpControlStore, frame
@@ -213,7 +214,9 @@ def test_last_words_of_a_server_count(served: tuple[StoreServer, StoreAddress]) 
         mirror.check(["launch/other"])
 
 
-def test_end_of_the_server_is_seen_by_all(served: tuple[StoreServer, StoreAddress]) -> None:
+def test_end_of_the_server_is_seen_by_all(
+    served: tuple[StoreServer, StoreAddress], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By the one that waits, the one that asks next, and the one that only looks at its mirror."""
     server, address = served
     waiting, asking, looking = (
@@ -239,6 +242,7 @@ def test_end_of_the_server_is_seen_by_all(served: tuple[StoreServer, StoreAddres
     for client, key in ((asking, "a"), (looking, "orders/a")):
         with pytest.raises(StoreLostError):
             client.check([key])
+    monkeypatch.setattr(tcp_store, "_CONNECT_S", 0.3)  # nobody will answer, however long it waits
     with pytest.raises(StoreLostError):
         TcpControlStore(address)
 
