@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from elasticflow.protocol.snapshot_settings import SnapshotSettings
     from elasticflow.runtime.process.position import Position, Schedule
     from elasticflow.runtime.process.torch_private import Store
-    from elasticflow.runtime.training.evaluation import Evaluation
+    from elasticflow.runtime.training.evaluation import Evaluations
 
 _OTHERS_LEAVE_S = 30.0
 
@@ -189,7 +189,7 @@ def _listen(worker: Worker) -> None:
 
 
 def leave(
-    worker: Worker, position: Position, schedule: Schedule, evaluation: Evaluation | None = None
+    worker: Worker, position: Position, schedule: Schedule, evaluation: Evaluations | None = None
 ) -> NoReturn:
     """End this process once its last snapshot is committed; never returns. Every rank.
 

@@ -265,7 +265,7 @@ def test_an_evaluation_reads_each_sample_alike_in_any_batches(me: Any) -> None:
     for size in (23, 4, 4):
         evaluation = Evaluation(
             me, nn.Identity(), lambda _, batch: batch[1].mean(), Noisy(DRAWS["all"]), schedule, batch_size=size, uses_loss=False
-        )  # fmt: skip
+        ).alone()  # fmt: skip
         found += [evaluation.run(schedule.end)["loss"] for _ in range(2)]
         assert not me.generators.look()
     assert found == pytest.approx([found[0]] * 6)

@@ -163,7 +163,7 @@ def evaluated(me: Any) -> dict[str, Any]:
     measure = evaluation.Evaluation(
         me, model, token_step, Sentences(SAMPLES - 3), SCHEDULE, batch_size=2,
         metrics={"size": lambda _, batch: batch[1].float().mean()}, best="min loss", uses_loss=False,
-    )  # fmt: skip
+    ).alone()  # fmt: skip
     first = measure.run(SCHEDULE.start)
     with torch.no_grad():
         model.head.weight.mul_(0.5)

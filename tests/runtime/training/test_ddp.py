@@ -285,7 +285,7 @@ def test_evaluation_that_stops_measures_nothing(me: Any) -> None:
         batch_size=4,
         best="min loss",
         metrics={"m": metric},
-    )
+    ).alone()
     assert evaluation.run(SCHEDULE.end) == {}
     assert (me.stopped, evaluation.best, me.events) == (("good enough", 0), None, [])
 
@@ -340,11 +340,11 @@ def loss_step(model: nn.Module, pair: tuple[Tensor, Tensor]) -> Tensor:
 def test_evaluation_weighs_batches_by_their_samples(me: Any) -> None:
     """The metrics are means over all samples, whatever the batch size; the best one is remembered."""
     model, _ = make(me)
-    whole = evaluate.Evaluation(me, model, loss_step, Pairs(), SCHEDULE, batch_size=10)
+    whole = evaluate.Evaluation(me, model, loss_step, Pairs(), SCHEDULE, batch_size=10).alone()
     parts = evaluate.Evaluation(
         me, model, loss_step, Pairs(), SCHEDULE, batch_size=4, best="min error",
         metrics={"error": lambda outputs, targets: (outputs - targets).abs().mean()},
-    )  # fmt: skip
+    ).alone()  # fmt: skip
     found = parts.run(SCHEDULE.end)
     assert found["loss"] == pytest.approx(whole.run(SCHEDULE.end)["loss"])
     assert parts.metric_at(SCHEDULE.end) == found["error"] == parts.best
@@ -361,7 +361,7 @@ def test_evaluated_loss_is_a_mean_over_what_the_step_counts(me: Any) -> None:
 
     evaluation = evaluate.Evaluation(
         me, nn.Linear(1, 1), step, Pairs(), SCHEDULE, batch_size=4, uses_loss=False
-    )
+    ).alone()
     assert evaluation.run(SCHEDULE.end) == {"loss": 3 * (5 + 6 + 7 + 8 + 9) / 5}
 
 
@@ -377,7 +377,7 @@ def test_best_is_a_number_where_there_is_one(me: Any) -> None:
         batch_size=10,
         best="max m",
         metrics={"m": lambda *_: next(values)},
-    )
+    ).alone()
     bests = []
     for _ in range(4):
         evaluation.run(SCHEDULE.end)
@@ -388,10 +388,12 @@ def test_best_is_a_number_where_there_is_one(me: Any) -> None:
 def test_evaluation_is_due_by_epochs_and_at_the_end(me: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a resume, what was due before is not done again."""
     schedule = IndexSchedule(10, 4, epochs=3)
-    evaluation = evaluate.Evaluation(me, nn.Linear(1, 1), loss_step, Pairs(), schedule, every=("2 epochs",))
+    evaluation = evaluate.Evaluation(
+        me, nn.Linear(1, 1), loss_step, Pairs(), schedule, every=("2 epochs",)
+    ).alone()
     position = schedule.start
     due: list[int] = []
-    monkeypatch.setattr(evaluation, "run", lambda position: due.append(position.step))
+    monkeypatch.setattr(evaluation, "run", lambda position, _: due.append(position.step))
     while not schedule.is_end(position):
         position = schedule.batch(position)[2]
         evaluation.after_step(position)
@@ -403,7 +405,7 @@ def test_best_value_is_that_of_one_source(me: Any, tmp_path: Path, monkeypatch: 
     monkeypatch.syspath_prepend(tmp_path)
     file = tmp_path / "measured_here.py"
     kept: list[float | None] = []
-    made: evaluate.Evaluation | None = None
+    made: evaluate.Evaluations | None = None
     for text in (
         "def m(outputs, targets):\n    return 2.0\n",
         "BESIDE = 1\n\ndef m(outputs,  targets):\n    # as before\n    return 2.0\n",
@@ -415,7 +417,10 @@ def test_best_value_is_that_of_one_source(me: Any, tmp_path: Path, monkeypatch: 
         importlib.invalidate_caches()
         module = importlib.import_module("measured_here")
         given: dict[str, Any] = {"metrics": {"m": module.m}, "best": "max m", "best_of": "measured_here:m"}
-        before, made = made, evaluate.Evaluation(me, nn.Linear(1, 1), loss_step, Pairs(), SCHEDULE, **given)
+        before, made = (
+            made,
+            evaluate.Evaluation(me, nn.Linear(1, 1), loss_step, Pairs(), SCHEDULE, **given).alone(),
+        )
         if before is not None:
             made.load_state_dict(before.state_dict())
             kept.append(made.metric_at(SCHEDULE.end))
@@ -441,11 +446,11 @@ def test_best_value_is_that_of_one_evaluation(
 ) -> None:
     """Another metric, direction or other data: the value cannot be compared, is looked for anew, and that is told."""
 
-    def make_evaluation(best: str | None, best_of: str | None, data: str) -> evaluate.Evaluation:
+    def make_evaluation(best: str | None, best_of: str | None, data: str) -> evaluate.Evaluations:
         given: dict[str, Any] = {"metrics": {"m": lambda *_: 2.0}, "best": best, "best_of": best_of}
         return evaluate.Evaluation(
             me, nn.Linear(1, 1), loss_step, OpenedDataset(Pairs(), data), SCHEDULE, **given
-        )
+        ).alone()
 
     first = make_evaluation("max m", "metrics:m", "d1")
     first.run(SCHEDULE.end)
@@ -458,6 +463,7 @@ def test_best_value_is_that_of_one_evaluation(
     expected = [{"ranked_by": "max m by metrics:m", "source": None, "data": "d1", "weights": "raw"}]
     assert told == ([] if is_kept or best is None else expected)
 
+    (state,) = state["sets"].values()
     del state["ranked_by"]  # an older snapshot, which says the data's identity in its manifest only
     state["data"] = data
     third = make_evaluation("max m", "metrics:m", data)

@@ -12,7 +12,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from elasticflow.errors import MetricError
 from elasticflow.runtime.data.index_schedule import IndexSchedule
-from elasticflow.runtime.training.evaluation import Evaluation
+from elasticflow.runtime.training.evaluation import Evaluation, Evaluations
 
 SCHEDULE = IndexSchedule(10, 4, epochs=2)
 
@@ -55,7 +55,9 @@ def by_hand(state: dict[str, Any]) -> float:
         return float(mse_loss(model.eval()(inputs), targets))
 
 
-def evaluation(me: Any, model: nn.Module, average: AveragedModel | None = None, **options: Any) -> Evaluation:
+def evaluation(
+    me: Any, model: nn.Module, average: AveragedModel | None = None, **options: Any
+) -> Evaluations:
     """Return one that goes by the least loss."""
     return Evaluation(
         me,
@@ -67,7 +69,7 @@ def evaluation(me: Any, model: nn.Module, average: AveragedModel | None = None, 
         best="min loss",
         average=average,
         **options,
-    )
+    ).alone()
 
 
 def test_what_is_measured_is_the_average_as_it_would_be_exported(me: Any) -> None:
@@ -123,7 +125,8 @@ def test_a_best_value_of_other_weights_does_not_count(me: Any, *, says: bool) ->
     model, average = trained()
     raw = evaluation(me, model)
     raw.run(SCHEDULE.end)
-    state = raw.state_dict() if says else {k: v for k, v in raw.state_dict().items() if k != "weights"}
+    (of_set,) = raw.state_dict()["sets"].values()
+    state = raw.state_dict() if says else {k: v for k, v in of_set.items() if k != "weights"}
     raw.load_state_dict(state)
     assert raw.best is not None
     averaged = evaluation(me, model, average)
@@ -191,14 +194,16 @@ def test_a_step_of_the_evaluations_own(me: Any) -> None:
         batch_size=4,
         uses_loss=False,
         best="max precision",
-    )
+    ).alone()
     assert measured.run(SCHEDULE.end) == {"precision": 1.0, "boxes": pytest.approx(1.9)}
     assert measured.best == 1.0
 
 
 def test_a_step_returns_a_pair(me: Any) -> None:
     """Anything else is named."""
-    wrong = Evaluation(me, Detector(), None, Pairs(), SCHEDULE, step=lambda model, batch: model(batch[0]))
+    wrong = Evaluation(
+        me, Detector(), None, Pairs(), SCHEDULE, step=lambda model, batch: model(batch[0])
+    ).alone()
     with pytest.raises(MetricError, match=r"evaluation\.step returned list of 10"):
         wrong.run(SCHEDULE.end)
 
@@ -212,9 +217,28 @@ def test_a_metric_that_raises_says_what_it_was_called_with(me: Any) -> None:
     step = nn.Linear(1, 1)
     wrong = Evaluation(
         me, step, loss_step, Pairs(), SCHEDULE, metrics={"size": shape}, batch_size=4, uses_loss=False
-    )
+    ).alone()
     with pytest.raises(AttributeError) as raised:
         wrong.run(SCHEDULE.end)
     (note,) = raised.value.__notes__
     assert note.startswith("evaluation.metrics.size was called with (model, batch), a Linear and list of 2")
     assert "evaluation.step" in note
+
+
+def test_a_job_may_name_its_only_set_or_leave_one_of_several(me: Any) -> None:
+    """The best value stays with the set that ranks snapshots, and what was owed is."""
+    model, _ = trained()
+    alone, fresh = evaluation(me, model), evaluation(me, model)
+    alone.run(SCHEDULE.end)
+
+    def several() -> Evaluations:
+        given = me, model, loss_step, Pairs(), SCHEDULE
+        return Evaluations(
+            me, SCHEDULE, {"a": Evaluation(*given), "b": Evaluation(*given, batch_size=4, best="min loss")}
+        )
+
+    named = several()
+    named.load_state_dict({**alone.state_dict(), "owed": [""]})
+    assert (named.best, named.is_owed) == (alone.best, True)
+    fresh.load_state_dict(named.state_dict())
+    assert (fresh.best, fresh.is_owed) == (alone.best, True)

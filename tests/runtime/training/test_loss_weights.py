@@ -134,9 +134,11 @@ def test_the_first_evaluation_tells_once_in_a_run(me: Any) -> None:
     """Before its first batch; not in later ones, nor in a run that resumes from a snapshot."""
     data = list(zip(WORDS, LABELS, strict=True))
 
-    def evaluated(state: dict[str, Any] | None = None) -> evaluation.Evaluation:
+    def evaluated(state: dict[str, Any] | None = None) -> evaluation.Evaluations:
         schedule = IndexSchedule(6, 6, epochs=2)
-        made = evaluation.Evaluation(me, model(), over_tokens, data, schedule, batch_size=4, uses_loss=False)
+        made = evaluation.Evaluation(
+            me, model(), over_tokens, data, schedule, batch_size=4, uses_loss=False
+        ).alone()
         if state is not None:
             made.load_state_dict(state)
         made.run(schedule.end)
