@@ -28,7 +28,6 @@ from elasticflow.runtime.process import (
 )
 from elasticflow.runtime.process.context import Worker
 from elasticflow.runtime.process.identity import Identity
-from elasticflow.runtime.snapshot.trajectory import TrajectoryRecorder
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.system import fault_injection, forked_children, logs
 from elasticflow.system.exceptions import describe
@@ -141,7 +140,6 @@ def _equip(worker: Worker, snapshots: SnapshotSettings) -> None:
                     worker.device.type,
                 )
             )
-    worker.trajectory_recorder = TrajectoryRecorder.from_environment(os.environ, worker)
     worker.listen = lambda: _listen(worker)
     worker.listen()
 

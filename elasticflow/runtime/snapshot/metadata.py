@@ -57,7 +57,7 @@ class StateRecord:
         tree: State as JSON with references to tensors; see `Captured.tree`.
         options: Options of the optimizers and schedules as the job made them; None: unknown.
         loop: Arguments of a script's loop (`loop/drift.py`); None for job files.
-        scalars: Names of the job's own scalars, in the order of their places; see `runtime/measuring/scalars.py`.
+        scalars: Names of the job's own scalars, in the order of their places; see `runtime/training/scalars.py`.
     """
 
     position: Position

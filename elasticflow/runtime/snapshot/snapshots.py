@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -24,6 +25,7 @@ from elasticflow.runtime.snapshot.rank_shard import ShardPlanner, nbytes_of
 from elasticflow.runtime.snapshot.replicas import ReplicaCheck, flip
 from elasticflow.runtime.snapshot.restored_state import RestoredState
 from elasticflow.runtime.snapshot.staging_copy import copier_for
+from elasticflow.runtime.snapshot.trajectory import TrajectoryRecorder
 from elasticflow.runtime.snapshot.unsaved import Unsaved
 from elasticflow.runtime.snapshot.writer_connection import WriterReports
 from elasticflow.runtime.state.loading import load_weights
@@ -218,8 +220,8 @@ class Snapshots:
         worker.vote.may_leave_untrained &= held is None
         self._replica_check.begin(position)
         self.unsaved.begin()
-        if worker.trajectory_recorder is not None:
-            worker.trajectory_recorder.begin(self._state, position, is_exact=self._step.is_exact)
+        if (recorder := TrajectoryRecorder.from_environment(os.environ, worker)) is not None:
+            recorder.begin(self._state, position, is_exact=self._step.is_exact)
         leaving.recall_stop(worker, self._catalog, position.step)
         return position
 

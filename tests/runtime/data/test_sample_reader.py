@@ -22,6 +22,7 @@ from elasticflow.runtime.data.step_plan import StepPlan
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.process.shard_layout import ShardLayout
 from elasticflow.runtime.training.evaluation import Evaluation
+from tests.runtime.positions import end_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -266,7 +267,7 @@ def test_an_evaluation_reads_each_sample_alike_in_any_batches(me: Any) -> None:
         evaluation = Evaluation(
             me, nn.Identity(), lambda _, batch: batch[1].mean(), Noisy(DRAWS["all"]), schedule, batch_size=size, uses_loss=False
         ).alone()  # fmt: skip
-        found += [evaluation.run(schedule.end)["loss"] for _ in range(2)]
+        found += [evaluation.run(end_of(schedule))["loss"] for _ in range(2)]
         assert not me.generators.look()
     assert found == pytest.approx([found[0]] * 6)
     assert len(set(found[2:])) == 1

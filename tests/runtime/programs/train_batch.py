@@ -20,6 +20,7 @@ from elasticflow.runtime.data import index_loader, index_schedule
 from elasticflow.runtime.snapshot import snapshots
 from elasticflow.runtime.training import evaluation
 from elasticflow.runtime.training.ddp import DDPStep
+from tests.runtime.positions import end_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -169,9 +170,9 @@ def evaluated(me: Any) -> dict[str, Any]:
         model.head.weight.mul_(0.5)
     return {
         "first": first,
-        "second": measure.run(SCHEDULE.end),
+        "second": measure.run(end_of(SCHEDULE)),
         "best": measure.best,
-        "at": measure.metric_at(SCHEDULE.end),
+        "at": measure.metric_at(end_of(SCHEDULE)),
     }
 
 

@@ -278,7 +278,7 @@ def main() -> None:
         scheduler = (
             LambdaLR(optimizer, last_rate)
             if args.stop_at
-            else OneCycleLR(optimizer, max_lr=1e-2, total_steps=schedule.steps + 1)
+            else OneCycleLR(optimizer, max_lr=1e-2, total_steps=schedule.remaining(schedule.start) + 1)
         )
         test_set = index_loader.open_dataset(me, lambda: Images(30), "evaluation")
         evaluation = None if args.sums else evaluate.Evaluation(

@@ -22,6 +22,7 @@ from elasticflow.runtime.data.index_schedule import IndexSchedule
 from elasticflow.runtime.training import ddp
 from elasticflow.runtime.training import evaluation as evaluate
 from elasticflow.runtime.training.ddp import DDPStep
+from tests.runtime.positions import end_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +37,7 @@ def batch(*sizes: int) -> Batch:
     for size in sizes:
         pieces.append((inputs[begin : begin + size], size))
         begin += size
-    return Batch(begin, SCHEDULE.end, list(range(len(pieces))), iter(pieces))
+    return Batch(begin, end_of(SCHEDULE), list(range(len(pieces))), iter(pieces))
 
 
 def mean_step(model: nn.Module, inputs: Tensor) -> Tensor:
@@ -286,7 +287,7 @@ def test_evaluation_that_stops_measures_nothing(me: Any) -> None:
         best="min loss",
         metrics={"m": metric},
     ).alone()
-    assert evaluation.run(SCHEDULE.end) == {}
+    assert evaluation.run(end_of(SCHEDULE)) == {}
     assert (me.stopped, evaluation.best, me.events) == (("good enough", 0), None, [])
 
 
@@ -345,9 +346,9 @@ def test_evaluation_weighs_batches_by_their_samples(me: Any) -> None:
         me, model, loss_step, Pairs(), SCHEDULE, batch_size=4, best="min error",
         metrics={"error": lambda outputs, targets: (outputs - targets).abs().mean()},
     ).alone()  # fmt: skip
-    found = parts.run(SCHEDULE.end)
-    assert found["loss"] == pytest.approx(whole.run(SCHEDULE.end)["loss"])
-    assert parts.metric_at(SCHEDULE.end) == found["error"] == parts.best
+    found = parts.run(end_of(SCHEDULE))
+    assert found["loss"] == pytest.approx(whole.run(end_of(SCHEDULE))["loss"])
+    assert parts.metric_at(end_of(SCHEDULE)) == found["error"] == parts.best
     assert parts.metric_at(SCHEDULE.start) is None
     assert model.training
 
@@ -362,7 +363,7 @@ def test_evaluated_loss_is_a_mean_over_what_the_step_counts(me: Any) -> None:
     evaluation = evaluate.Evaluation(
         me, nn.Linear(1, 1), step, Pairs(), SCHEDULE, batch_size=4, uses_loss=False
     ).alone()
-    assert evaluation.run(SCHEDULE.end) == {"loss": 3 * (5 + 6 + 7 + 8 + 9) / 5}
+    assert evaluation.run(end_of(SCHEDULE)) == {"loss": 3 * (5 + 6 + 7 + 8 + 9) / 5}
 
 
 def test_best_is_a_number_where_there_is_one(me: Any) -> None:
@@ -380,7 +381,7 @@ def test_best_is_a_number_where_there_is_one(me: Any) -> None:
     ).alone()
     bests = []
     for _ in range(4):
-        evaluation.run(SCHEDULE.end)
+        evaluation.run(end_of(SCHEDULE))
         bests.append(evaluation.best)
     assert bests[1:] == [3.0, 3.0, 3.0]
 
@@ -423,8 +424,8 @@ def test_best_value_is_that_of_one_source(me: Any, tmp_path: Path, monkeypatch: 
         )
         if before is not None:
             made.load_state_dict(before.state_dict())
-            kept.append(made.metric_at(SCHEDULE.end))
-        made.run(SCHEDULE.end)
+            kept.append(made.metric_at(end_of(SCHEDULE)))
+        made.run(end_of(SCHEDULE))
     assert kept == [2.0, None]
     assert made is not None
     assert made.measure is not None
@@ -453,12 +454,12 @@ def test_best_value_is_that_of_one_evaluation(
         ).alone()
 
     first = make_evaluation("max m", "metrics:m", "d1")
-    first.run(SCHEDULE.end)
+    first.run(end_of(SCHEDULE))
     state = first.state_dict()
     me.events.clear()
     second = make_evaluation(best, best_of, data)
     second.load_state_dict(state)
-    assert (2.0 if is_kept else None) == second.best == second.metric_at(SCHEDULE.end)
+    assert (2.0 if is_kept else None) == second.best == second.metric_at(end_of(SCHEDULE))
     told = [each["measured_by"] for each in me.events if each["event"] == "best.reset"]
     expected = [{"ranked_by": "max m by metrics:m", "source": None, "data": "d1", "weights": "raw"}]
     assert told == ([] if is_kept or best is None else expected)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from elasticflow.errors import StepResultError
-from elasticflow.runtime.measuring.scalars import MOST, Scalars, scalars_in
+from elasticflow.runtime.training.scalars import MOST, Scalars, scalars_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
