@@ -15,13 +15,14 @@ from elasticflow.runtime.data.dataset import EVALUATION_DATA, TRAINING_DATA, ope
 from elasticflow.runtime.data.order.order import require_same_order
 from elasticflow.runtime.data.values import marks_of
 from elasticflow.runtime.measuring.marks import mark
-from elasticflow.runtime.process import devices, environment, leaving
+from elasticflow.runtime.process import devices, environment
 from elasticflow.runtime.process.context import Restored
+from elasticflow.runtime.process.stopping import Leaving
 from elasticflow.runtime.snapshot import memory_tier, restore, writer_connection
 from elasticflow.runtime.snapshot.captured import CaptureCheck
 from elasticflow.runtime.snapshot.memory_tier import MemoryTier
 from elasticflow.runtime.snapshot.metadata import FROZEN, RESTING, SnapshotMetadata, StateRecord
-from elasticflow.runtime.snapshot.rank_shard import ShardPlanner, nbytes_of
+from elasticflow.runtime.snapshot.rank_shard import ShardPlanner
 from elasticflow.runtime.snapshot.replicas import ReplicaCheck, flip
 from elasticflow.runtime.snapshot.restored_state import RestoredState
 from elasticflow.runtime.snapshot.staging_copy import copier_for
@@ -200,7 +201,7 @@ class Snapshots:
         worker, began = self._worker, time.monotonic()
         worker.phase("restore")
         worker.leave_untrained()
-        loader = NodeLoader(self._client, partial(leaving.beat_or_leave, worker))
+        loader = NodeLoader(self._client, self._beat_or_leave)
         held = None if self._memory_tier is None else self._memory_tier.recall(self._catalog)
         if held is None:
             content = restore.newest_good(worker, self._catalog, loader)
@@ -222,7 +223,7 @@ class Snapshots:
         self.unsaved.begin()
         if (recorder := TrajectoryRecorder.from_environment(os.environ, worker)) is not None:
             recorder.begin(self._state, position, is_exact=self._step.is_exact)
-        leaving.recall_stop(worker, self._catalog, position.step)
+        self._recall_stop(position.step)
         return position
 
     def put_back(self, *, is_last: bool = True, reads_on: bool = False) -> None:
@@ -258,7 +259,7 @@ class Snapshots:
                 "change it before run.keep, or only if run.position.step == 0",
             )
         names += frozen_again
-        loader = NodeLoader(self._client, partial(leaving.beat_or_leave, worker))
+        loader = NodeLoader(self._client, self._beat_or_leave)
         held = (
             self._memory_tier.recall(self._catalog)
             if self._memory_tier is not None and self.restored.is_from_memory
@@ -553,7 +554,7 @@ class Snapshots:
         self._client.stage(**shard, refusal=refusal)
 
     def _note_size(self, captured: Captured) -> None:
-        self._reports.nbytes = sum(nbytes_of(tensor) for tensor in captured.tensors.values())
+        self._reports.nbytes = sum(tensor.nbytes for tensor in captured.tensors.values())
 
     def _take_over(self, content: SnapshotContent, loader: NodeLoader) -> Position:
         worker, manifest, record = self._worker, content.manifest, StateRecord.from_json(content.state)
@@ -627,4 +628,21 @@ class Snapshots:
         for outcome in outcomes:
             if outcome.event == events.SNAPSHOT_FAILED:
                 raise SnapshotError(_LAST_FAILED.format(outcome.reason))
-        leaving.record_stop(self._worker, self._catalog)
+        worker = self._worker
+        if worker.rank == 0 and worker.stopped is not None and worker.stopped.is_end:
+            # Beside the snapshots, for launches on other machines.
+            self._catalog.write_stop({"step": worker.progress.number, **worker.stopped._asdict()})
+
+    def _beat_or_leave(self) -> None:
+        """Report that this rank lives, while a snapshot is read for it; raise Leaving if it was asked to exit."""
+        self._worker.heartbeat.beat()
+        if self._worker.leaves_untrained:
+            raise Leaving
+
+    def _recall_stop(self, step: int) -> None:
+        """Have a run that stopped after *step* stop again before the next step; rank 0 requests it."""
+        stop = self._catalog.read_stop() if self._worker.rank == 0 else None
+        # If the step differs, the last snapshot is damaged and the run resumes from an earlier one. A stop by the job file
+        # (`by_rank` None) is not repeated, since the file may have changed: the evaluation decides again.
+        if stop is not None and stop["step"] == step and stop["by_rank"] is not None:
+            self._worker.vote.stop_wanted = stop["reason"]

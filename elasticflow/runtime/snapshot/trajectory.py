@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 import time
-import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from elasticflow.protocol import trajectory_record, worker_environment
+from elasticflow.runtime.process.checksums import crc_of
 from elasticflow.runtime.process.sharded_tensors import box_of, is_sharded, local_of
 
 if TYPE_CHECKING:
@@ -121,13 +120,8 @@ def digest(tensor: Tensor) -> str:
     """Return the CRC-32 of the bytes of *tensor*, in hexadecimal; of a sharded one that of this rank's rows, with their length."""
     local = local_of(tensor.detach())
     if is_sharded(tensor):
-        return trajectory_record.piece(_crc(local), local.nbytes)
-    return f"{_crc(local):08x}"
-
-
-def _crc(tensor: Tensor) -> int:
-    flat = tensor.cpu().contiguous().reshape(-1)
-    return zlib.crc32(flat.view(torch.uint8).numpy().data)
+        return trajectory_record.piece(crc_of(local), local.nbytes)
+    return f"{crc_of(local):08x}"
 
 
 def _recorded_shard(model: nn.Module, rank: int) -> int | None:

@@ -239,7 +239,7 @@ class Evaluation:
 
     def _measured_of(self, model: nn.Module) -> dict[str, float] | None:
         """Return the metrics of *model* over the whole set; None as `WholeSet.run`. Collective."""
-        model_buffers.make_equal(self._worker, model)  # rank 0's, as in a snapshot
+        model_buffers.send(self._worker, list(model.buffers()))  # rank 0's, as in a snapshot
         with evaluating(model), torch.no_grad():
             measured = self._over_set(model)
         reshard(model)
