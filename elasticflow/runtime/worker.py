@@ -215,7 +215,7 @@ def leave(
     for call in worker.moments.finish if finished else ():
         call(position)
     if finished and worker.rank == 0:
-        best = None if evaluation is None else evaluation.best
+        best = None if evaluation is None else evaluation.ranking.best
         worker.event(events.TRAINING_FINISHED, epoch=position.epoch, samples=position.samples, best=best)
     _wait_for_others(worker)
     _exit(errors.FINISHED if finished else _code_of_leaving(worker))
@@ -249,9 +249,6 @@ def program(main: Callable[[], None]) -> NoReturn:
     except BaseException as error:  # noqa: BLE001  # reported, and the process ends
         end_by(error)
     _exit(errors.FINISHED)
-
-
-run = program  # the train.py of older launches calls this name
 
 
 def leave_untrained(worker: Worker) -> NoReturn:

@@ -161,11 +161,6 @@ class Worker:
         """Report this rank's phase in its heartbeat; see `Heartbeat`."""
         self.heartbeat.phase(name)
 
-    # The train.py of older launches, which a user may have edited, calls this.
-    def seed_for(self, factory: str) -> None:
-        """Put every random generator into the state in which *factory* begins; the seed and the name determine the state."""
-        random_streams.begin(self.seed, factory)
-
     def step_scheduler(self, scheduler: Any, optimizers: AnyOptimizers) -> None:
         """Advance the learning-rate schedule; the step's log line shows the rates that *optimizers* used before.
 

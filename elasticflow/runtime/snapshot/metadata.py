@@ -190,8 +190,8 @@ class SnapshotMetadata:
         facts = ManifestFacts(
             trigger=trigger,
             parent=self.parent,
-            metric=None if evaluation is None else evaluation.metric_at(position),
-            ranked_by=None if evaluation is None else evaluation.measure,
+            metric=None if evaluation is None else evaluation.ranking.metric_at(position),
+            ranked_by=None if evaluation is None else evaluation.ranking.measure,
             epoch=position.epoch,
             samples=position.samples,
             aliases=captured.aliases,

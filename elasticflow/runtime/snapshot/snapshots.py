@@ -6,10 +6,12 @@ import os
 import time
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from elasticflow import events
 from elasticflow.errors import SnapshotError, StateError
+from elasticflow.protocol import worker_environment
 from elasticflow.protocol.snapshot_settings import AUTO, Keep, SnapshotSettings
 from elasticflow.runtime.data.dataset import EVALUATION_DATA, TRAINING_DATA, opened, require_same
 from elasticflow.runtime.data.order.order import require_same_order
@@ -221,8 +223,8 @@ class Snapshots:
         worker.vote.may_leave_untrained &= held is None
         self._replica_check.begin(position)
         self.unsaved.begin()
-        if (recorder := TrajectoryRecorder.from_environment(os.environ, worker)) is not None:
-            recorder.begin(self._state, position, is_exact=self._step.is_exact)
+        if folder := os.environ.get(worker_environment.TRAJECTORY):
+            TrajectoryRecorder(Path(folder), worker, self._state, position, is_exact=self._step.is_exact)
         self._recall_stop(position.step)
         return position
 
@@ -392,7 +394,7 @@ class Snapshots:
     def _is_new_best(self, position: Position) -> bool:
         # The same on every rank, since all ranks have the same metrics. After the last step `finish` takes a snapshot anyway.
         evaluation = self._state.evaluation
-        if not self._keeps_best or evaluation is None or not evaluation.found_best_at(position):
+        if not self._keeps_best or evaluation is None or not evaluation.ranking.found_best_at(position):
             return False
         return not (self._worker.should_leave or self._schedule.is_end(position))
 
@@ -598,7 +600,7 @@ class Snapshots:
         evaluation = self._state.evaluation
         fingerprints = {
             TRAINING_DATA: self._dataset.fingerprint,
-            EVALUATION_DATA: None if evaluation is None else evaluation.fingerprint,
+            EVALUATION_DATA: None if evaluation is None else evaluation.ranking.fingerprint,
         }
         known = {name: fingerprint for name, fingerprint in fingerprints.items() if fingerprint is not None}
         return {**known, **marks_of(self._dataset.values)}

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import hashlib
+import inspect
 import math
+import operator
+import textwrap
 import time
 from contextlib import nullcontext
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -26,7 +32,6 @@ from elasticflow.runtime.evaluation.metric import (
     outputs_and_targets,
 )
 from elasticflow.runtime.evaluation.recorder import Listener, Recorder
-from elasticflow.runtime.evaluation.source import source_of
 from elasticflow.runtime.evaluation.whole_set import OfBatch, WholeSet
 from elasticflow.runtime.measuring.marks import mark
 from elasticflow.runtime.process import random_streams
@@ -93,6 +98,7 @@ class Evaluation:
     Attributes:
         weights: Weights whose metrics come first.
         best: Best value so far of the metric that *best* names.
+        due: The intervals at which the set is measured.
     """
 
     def __init__(
@@ -125,7 +131,7 @@ class Evaluation:
         data = opened(dataset)
         self._content, self.fingerprint = data.content, data.fingerprint
         self._indices = _chosen(len(data.content), samples)
-        self._schedule, self._due, self._precision = schedule, Due(every), precision
+        self._schedule, self.due, self._precision = schedule, Due(every), precision
         self._metrics = {name: metric_of(entry) for name, entry in (metrics or {}).items()}
         rest = {name: metric for name, metric in self._metrics.items() if not metric.is_of_loss}
         self._of_set = {name: metric for name, metric in rest.items() if metric.is_of_set}
@@ -143,7 +149,7 @@ class Evaluation:
         of_part = "" if samples is None else f" of {samples} samples"
         self.ranked_by = None if best is None else f"{best} by {best_of}{of_average}{of_part}"
         # After a blank come arguments: they are data, no code.
-        self._source = None if best is None else source_of((best_of or "").partition(" ")[0])
+        self._source = None if best is None else _source_of((best_of or "").partition(" ")[0])
         self._stop_when = stop_when
         self.best: float | None = None
         self._measured: tuple[int, float] | None = None  # step and value of the metric that `best` names
@@ -160,18 +166,9 @@ class Evaluation:
         """Name of a snapshot's metric, for its manifest; None: no `best`."""
         return None if self.ranked_by is None else measure_of(self.ranked_by, self._source)
 
-    def is_due(self, previous: Position, position: Position) -> bool:
-        """True if an evaluation is due between two positions."""
-        return self._due.is_due(previous, position)
-
-    @property
-    def is_by_time(self) -> bool:
-        """True if an interval is a time."""
-        return self._due.seconds is not None
-
     def is_due_by_time(self) -> bool:
         """True if an evaluation is due by this rank's clock."""
-        return self._due.is_due_by_time(time.monotonic() - self._last_time)
+        return self.due.is_due_by_time(time.monotonic() - self._last_time)
 
     def measured(self) -> Measured | None:
         """Return the metrics over the whole set; None if all ranks are to exit or to stop. Collective: every rank."""
@@ -333,6 +330,7 @@ class Evaluations:
         sets: Evaluation sets by name; at most one of them has a `best`. The only set of a job has an empty name.
 
     Attributes:
+        ranking: The set that ranks snapshots: the one that has a `best`, else the first.
         is_owed: Some were cut short after the step resumed from, since all ranks left: they are to be made now.
     """
 
@@ -345,14 +343,13 @@ class Evaluations:
         stop_when: StopWhen | None = None,
     ) -> None:
         self._worker, self._schedule, self._sets, self._stop_when = worker, schedule, dict(sets), stop_when
-        # The set that has a `best`, else the first.
         self._ranking_name = next(
             (name for name, each in sets.items() if each.best_mode is not None), next(iter(sets))
         )
-        self._ranking = self._sets[self._ranking_name]
+        self.ranking = self._sets[self._ranking_name]
         self._owed: list[str] = []
         self._last: Position | None = None
-        if worker.rank == 0 and any(each.is_by_time for each in sets.values()):
+        if worker.rank == 0 and any(each.due.seconds is not None for each in sets.values()):
             worker.vote.when("evaluation", lambda: any(each.is_due_by_time() for each in self._sets.values()))
 
     @property
@@ -360,33 +357,13 @@ class Evaluations:
         """True if some sets were cut short after the step resumed from."""
         return bool(self._owed)
 
-    @property
-    def best(self) -> float | None:
-        """The best value so far of the metric that one set's `best` names."""
-        return self._ranking.best
-
-    @property
-    def best_mode(self) -> Literal["max", "min"] | None:
-        """Direction of that metric."""
-        return self._ranking.best_mode
-
-    @property
-    def measure(self) -> str | None:
-        """Name of a snapshot's metric, for its manifest; None: no set has a `best`."""
-        return self._ranking.measure
-
-    @property
-    def fingerprint(self) -> str | None:
-        """Fingerprint of the data that snapshots are ranked by; of the first set where they are not."""
-        return self._ranking.fingerprint
-
     def after_step(self, position: Position) -> None:
         """Evaluate on the sets that are due after this step. Collective: every rank, after each step."""
         previous, self._last = self._last or self._worker.started_at or self._schedule.start, position
         is_end = self._schedule.is_end(position)
-        due = [name for name, each in self._sets.items() if is_end or each.is_due(previous, position)]
+        due = [name for name, each in self._sets.items() if is_end or each.due.is_due(previous, position)]
         if self._worker.vote.evaluation and not is_end:
-            due = [name for name in self._sets if name in {*due, *self._due_by_time()}]
+            due = [name for name in self._sets if name in {*due, *self.due_by_time()}]
         if due:
             with mark("evaluation"):
                 self.run(position, due)
@@ -408,19 +385,11 @@ class Evaluations:
     def run(self, position: Position, names: list[str] | None = None) -> dict[str, float]:
         """Return and log the metrics over the sets of these names, or of all; as `run_sets`. Collective: every rank."""
         sets = {name: each for name, each in self._sets.items() if names is None or name in names}
-        ranked = self._ranking_name, self._ranking
+        ranked = self._ranking_name, self.ranking
         metrics = run_sets(self._worker, sets, position, ranked=ranked, stop_when=self._stop_when)
         stopped = self._worker.stopped
         self._owed = list(sets) if metrics is None and stopped is not None and not stopped.is_end else []
         return metrics or {}
-
-    def metric_at(self, position: Position) -> float | None:
-        """Return the value of the metric that `best` names, if it was measured after exactly this step."""
-        return self._ranking.metric_at(position)
-
-    def found_best_at(self, position: Position) -> bool:
-        """Return True if the evaluation after exactly this step measured a better value than all before it."""
-        return self._ranking.found_best_at(position)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a snapshot keeps."""
@@ -428,7 +397,7 @@ class Evaluations:
         return {
             "sets": {name: each.state_dict() for name, each in self._sets.items()},
             "owed": list(self._owed),
-            "weights": self._ranking.weights,
+            "weights": self.ranking.weights,
             **rule,
         }
 
@@ -557,3 +526,19 @@ def _loss_and_weight(result: Any, count: int) -> tuple[float, float]:
     number = float(weight)
     require_count(number, "an evaluation")
     return float(loss), number
+
+
+def _source_of(entry: str) -> str | None:
+    """Return a digest of the code of a function of the job, without comments and layout; None if it cannot be read.
+
+    What it calls is not looked at, and a package that is installed has a version.
+    """
+    module, _, attribute = entry.partition(":")
+    try:
+        measure = inspect.unwrap(operator.attrgetter(attribute)(import_module(module)))
+        if "site-packages" in inspect.getfile(measure):
+            return None
+        code = ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(measure))))
+    except Exception:  # noqa: BLE001  # importing the job's code may raise anything; measuring raises it again
+        return None
+    return hashlib.sha256(code.encode()).hexdigest()[:16]

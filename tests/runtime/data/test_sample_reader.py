@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -256,7 +257,9 @@ def test_loader_processes_read_the_same(draw: Callable[[], float]) -> None:
     expected = [here.read(place, indices) for place, indices in batches()]
     for number in (1, 2):
         reader = SampleReader(dataset, list, 7)
-        assert expected == list(LoaderProcesses(reader, dataset, batches(), number, pins_memory=False))
+        wait: Any = SimpleNamespace(go_on=lambda: None, end=lambda: None)
+        found = LoaderProcesses(reader, dataset, batches(), number, pins_memory=False, wait=wait)
+        assert expected == list(found)
 
 
 def test_an_evaluation_reads_each_sample_alike_in_any_batches(me: Any) -> None:

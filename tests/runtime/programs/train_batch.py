@@ -171,8 +171,8 @@ def evaluated(me: Any) -> dict[str, Any]:
     return {
         "first": first,
         "second": measure.run(end_of(SCHEDULE)),
-        "best": measure.best,
-        "at": measure.metric_at(end_of(SCHEDULE)),
+        "best": measure.ranking.best,
+        "at": measure.ranking.metric_at(end_of(SCHEDULE)),
     }
 
 
@@ -213,4 +213,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    worker.run(main)
+    worker.program(main)

@@ -288,7 +288,7 @@ def test_evaluation_that_stops_measures_nothing(me: Any) -> None:
         metrics={"m": metric},
     ).alone()
     assert evaluation.run(end_of(SCHEDULE)) == {}
-    assert (me.stopped, evaluation.best, me.events) == (("good enough", 0), None, [])
+    assert (me.stopped, evaluation.ranking.best, me.events) == (("good enough", 0), None, [])
 
 
 def test_vote_is_settled_with_the_step(me: Any) -> None:
@@ -348,8 +348,8 @@ def test_evaluation_weighs_batches_by_their_samples(me: Any) -> None:
     ).alone()  # fmt: skip
     found = parts.run(end_of(SCHEDULE))
     assert found["loss"] == pytest.approx(whole.run(end_of(SCHEDULE))["loss"])
-    assert parts.metric_at(end_of(SCHEDULE)) == found["error"] == parts.best
-    assert parts.metric_at(SCHEDULE.start) is None
+    assert parts.ranking.metric_at(end_of(SCHEDULE)) == found["error"] == parts.ranking.best
+    assert parts.ranking.metric_at(SCHEDULE.start) is None
     assert model.training
 
 
@@ -382,7 +382,7 @@ def test_best_is_a_number_where_there_is_one(me: Any) -> None:
     bests = []
     for _ in range(4):
         evaluation.run(end_of(SCHEDULE))
-        bests.append(evaluation.best)
+        bests.append(evaluation.ranking.best)
     assert bests[1:] == [3.0, 3.0, 3.0]
 
 
@@ -424,12 +424,12 @@ def test_best_value_is_that_of_one_source(me: Any, tmp_path: Path, monkeypatch: 
         )
         if before is not None:
             made.load_state_dict(before.state_dict())
-            kept.append(made.metric_at(end_of(SCHEDULE)))
+            kept.append(made.ranking.metric_at(end_of(SCHEDULE)))
         made.run(end_of(SCHEDULE))
     assert kept == [2.0, None]
     assert made is not None
-    assert made.measure is not None
-    assert made.measure.startswith("max m by measured_here:m (source ")
+    assert made.ranking.measure is not None
+    assert made.ranking.measure.startswith("max m by measured_here:m (source ")
 
 
 @pytest.mark.parametrize(
@@ -459,7 +459,7 @@ def test_best_value_is_that_of_one_evaluation(
     me.events.clear()
     second = make_evaluation(best, best_of, data)
     second.load_state_dict(state)
-    assert (2.0 if is_kept else None) == second.best == second.metric_at(end_of(SCHEDULE))
+    assert (2.0 if is_kept else None) == second.ranking.best == second.ranking.metric_at(end_of(SCHEDULE))
     told = [each["measured_by"] for each in me.events if each["event"] == "best.reset"]
     expected = [{"ranked_by": "max m by metrics:m", "source": None, "data": "d1", "weights": "raw"}]
     assert told == ([] if is_kept or best is None else expected)
@@ -469,4 +469,4 @@ def test_best_value_is_that_of_one_evaluation(
     state["data"] = data
     third = make_evaluation("max m", "metrics:m", data)
     third.load_state_dict(state)
-    assert 2.0 == third.best
+    assert 2.0 == third.ranking.best

@@ -82,7 +82,7 @@ def test_what_is_measured_is_the_average_as_it_would_be_exported(me: Any) -> Non
     assert found["loss"] == pytest.approx(by_hand(exported))
     assert found["loss"] != pytest.approx(by_hand(model.state_dict()))
     (line,) = me.events
-    assert (line["weights"], line["eval"], line["best"], measured.best) == (
+    assert (line["weights"], line["eval"], line["best"], measured.ranking.best) == (
         "ema",
         found,
         found["loss"],
@@ -100,7 +100,7 @@ def test_both_are_measured_on_request_and_best_goes_by_the_average(me: Any) -> N
     found = measured.run(end_of(SCHEDULE))
     (line,) = me.events
     assert line["eval_raw"]["loss"] == pytest.approx(by_hand(model.state_dict()))
-    assert (line["eval"], line["weights"], measured.best) == (found, "ema", found["loss"])
+    assert (line["eval"], line["weights"], measured.ranking.best) == (found, "ema", found["loss"])
     assert model.training
 
 
@@ -129,10 +129,10 @@ def test_a_best_value_of_other_weights_does_not_count(me: Any, *, says: bool) ->
     (of_set,) = raw.state_dict()["sets"].values()
     state = raw.state_dict() if says else {k: v for k, v in of_set.items() if k != "weights"}
     raw.load_state_dict(state)
-    assert raw.best is not None
+    assert raw.ranking.best is not None
     averaged = evaluation(me, model, average)
     averaged.load_state_dict(state)
-    assert (averaged.best, averaged.metric_at(end_of(SCHEDULE))) == (None, None)
+    assert (averaged.ranking.best, averaged.ranking.metric_at(end_of(SCHEDULE))) == (None, None)
 
 
 def test_an_evaluation_line_counts_epochs_as_step_lines_do(me: Any) -> None:
@@ -197,7 +197,7 @@ def test_a_step_of_the_evaluations_own(me: Any) -> None:
         best="max precision",
     ).alone()
     assert measured.run(end_of(SCHEDULE)) == {"precision": 1.0, "boxes": pytest.approx(1.9)}
-    assert measured.best == 1.0
+    assert measured.ranking.best == 1.0
 
 
 def test_a_step_returns_a_pair(me: Any) -> None:
@@ -240,6 +240,6 @@ def test_a_job_may_name_its_only_set_or_leave_one_of_several(me: Any) -> None:
 
     named = several()
     named.load_state_dict({**alone.state_dict(), "owed": [""]})
-    assert (named.best, named.is_owed) == (alone.best, True)
+    assert (named.ranking.best, named.is_owed) == (alone.ranking.best, True)
     fresh.load_state_dict(named.state_dict())
-    assert (fresh.best, fresh.is_owed) == (alone.best, True)
+    assert (fresh.ranking.best, fresh.is_owed) == (alone.ranking.best, True)
