@@ -140,7 +140,7 @@ def require_type_of_launch(keys: Store | RemoteControlStore, device: torch.devic
     """Make sure that the launch trains on the device type on which its first generation did; rank 0.
 
     Args:
-        keys: Those of the whole launch, which outlive a generation.
+        keys: The keys of the whole launch, which outlive a generation.
 
     Raises:
         DeviceError: *device* is of another type; the message names both.

@@ -97,7 +97,12 @@ class StateRecord:
         Raises:
             StateError: the snapshot's position or random states follow rules that this version does not know.
         """
-        _require_known_rules(content)
+        if (version := content.get("random")) != random_streams.VERSION:
+            raise StateError(
+                f"the snapshot's random states follow rules {version}, and this version of elasticflow knows rules "
+                f"{random_streams.VERSION} only",
+                _REMEDY,
+            )
         schedule = content["schedule"]
         return cls(
             position=position_of(content),
@@ -129,15 +134,6 @@ def order_of(content: Mapping[str, Any]) -> OrderRecord:
     # Older snapshots do not have it.
     order: OrderRecord = content.get("order", VERSION)
     return order
-
-
-def _require_known_rules(content: Mapping[str, Any]) -> None:
-    if (version := content.get("random")) != random_streams.VERSION:
-        raise StateError(
-            f"the snapshot's random states follow rules {version}, and this version of elasticflow knows rules "
-            f"{random_streams.VERSION} only",
-            _REMEDY,
-        )
 
 
 class SnapshotMetadata:
