@@ -363,7 +363,7 @@ class Evaluations:
         is_end = self._schedule.is_end(position)
         due = [name for name, each in self._sets.items() if is_end or each.due.is_due(previous, position)]
         if self._worker.vote.evaluation and not is_end:
-            due = [name for name in self._sets if name in {*due, *self.due_by_time()}]
+            due = [name for name in self._sets if name in {*due, *self._due_by_time()}]
         if due:
             with mark("evaluation"):
                 self.run(position, due)

@@ -243,3 +243,14 @@ def test_a_job_may_name_its_only_set_or_leave_one_of_several(me: Any) -> None:
     assert (named.ranking.best, named.is_owed) == (alone.ranking.best, True)
     fresh.load_state_dict(named.state_dict())
     assert (fresh.ranking.best, fresh.is_owed) == (alone.ranking.best, True)
+
+
+def test_of_several_sets_those_are_measured_whose_time_has_come(me: Any) -> None:
+    """Once the vote of a step says that one is due by the clock."""
+    given = me, nn.Linear(1, 1), loss_step, Pairs(), SCHEDULE
+    sets = {name: Evaluation(*given, every=(every,)) for name, every in (("a", "5 s"), ("b", "60 min"))}
+    several = Evaluations(me, SCHEDULE, sets)
+    me.vote.evaluation = True
+    sets["a"]._last_time -= 10
+    several.after_step(SCHEDULE.batch(SCHEDULE.start)[2])
+    assert ["a.loss"] == [name for line in me.events for name in line["eval"]]
