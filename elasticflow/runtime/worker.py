@@ -28,7 +28,6 @@ from elasticflow.runtime.process import (
 )
 from elasticflow.runtime.process.context import Worker
 from elasticflow.runtime.process.identity import Identity
-from elasticflow.runtime.snapshot.trajectory import TrajectoryRecorder
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.system import fault_injection, forked_children, logs
 from elasticflow.system.exceptions import describe
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from elasticflow.protocol.snapshot_settings import SnapshotSettings
     from elasticflow.runtime.process.position import Position, Schedule
     from elasticflow.runtime.process.torch_private import Store
-    from elasticflow.runtime.training.evaluation import Evaluation
+    from elasticflow.runtime.training.evaluation import Evaluations
 
 _OTHERS_LEAVE_S = 30.0
 
@@ -141,7 +140,6 @@ def _equip(worker: Worker, snapshots: SnapshotSettings) -> None:
                     worker.device.type,
                 )
             )
-    worker.trajectory_recorder = TrajectoryRecorder.from_environment(os.environ, worker)
     worker.listen = lambda: _listen(worker)
     worker.listen()
 
@@ -189,7 +187,7 @@ def _listen(worker: Worker) -> None:
 
 
 def leave(
-    worker: Worker, position: Position, schedule: Schedule, evaluation: Evaluation | None = None
+    worker: Worker, position: Position, schedule: Schedule, evaluation: Evaluations | None = None
 ) -> NoReturn:
     """End this process once its last snapshot is committed; never returns. Every rank.
 
@@ -217,7 +215,7 @@ def leave(
     for call in worker.moments.finish if finished else ():
         call(position)
     if finished and worker.rank == 0:
-        best = None if evaluation is None else evaluation.best
+        best = None if evaluation is None else evaluation.ranking.best
         worker.event(events.TRAINING_FINISHED, epoch=position.epoch, samples=position.samples, best=best)
     _wait_for_others(worker)
     _exit(errors.FINISHED if finished else _code_of_leaving(worker))
@@ -251,9 +249,6 @@ def program(main: Callable[[], None]) -> NoReturn:
     except BaseException as error:  # noqa: BLE001  # reported, and the process ends
         end_by(error)
     _exit(errors.FINISHED)
-
-
-run = program  # the train.py of older launches calls this name
 
 
 def leave_untrained(worker: Worker) -> NoReturn:

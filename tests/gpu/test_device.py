@@ -18,7 +18,7 @@ from torch.optim import SGD
 
 from elasticflow.observe.profile_trace import read_trace
 from elasticflow.protocol.messages import ProfileRequest
-from elasticflow.runtime.measuring.step_profiler import _Trace
+from elasticflow.runtime.process.step_profiler import _Trace
 from elasticflow.runtime.snapshot.rank_shard import ShardPlanner, view_of
 from elasticflow.runtime.snapshot.staging_copy import copier_for
 from elasticflow.runtime.state.state import State
@@ -147,8 +147,7 @@ def test_trace_of_steps_says_how_long_the_device_was_idle(
     steps, trace = 8, tmp_path / "trace.json.gz"
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).to(device)
     optimizer, inputs = SGD(model.parameters(), lr=0.1), torch.ones(32, 64, device=device)
-    tracing = _Trace(ProfileRequest(steps=steps), 1, trace, device_type=device)
-    tracing.begin(0)
+    tracing = _Trace(ProfileRequest(steps=steps), trace, 0, device_type=device)
     for step in range(1, steps + 2):
         take_step(model, optimizer, inputs)
         if step == steps + 1 and device == "cuda":

@@ -186,7 +186,7 @@ def me() -> Any:
     vote.when("random", generators.look)
     stand_in = StandIn(
         rank=0, local_rank=0, world_size=1, local_world_size=1, device=torch.device("cpu"), wanted_device="auto", seed=11, vote=vote, scalar_names=[],
-        started_at=None, events=events, logged_once=set(), trajectory_recorder=None,
+        started_at=None, events=events, logged_once=set(),
         event=event, event_once=event_once, gather_text=lambda text: [text], reseed=lambda: None, barrier=lambda: None,
         all_true=lambda mine: mine, should_leave=False,
         phase=lambda _: None, heartbeat=nothing, progress=nothing,

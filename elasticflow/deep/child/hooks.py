@@ -15,9 +15,9 @@ from elasticflow.runtime.loop import hooks
 from elasticflow.runtime.loop.context import HookContext
 from elasticflow.runtime.loop.point_writer import PointWriter
 from elasticflow.runtime.loop.unchanged import Unchanged
-from elasticflow.runtime.measuring.scalars import scalars_in
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.training.precision import autocast
+from elasticflow.runtime.training.scalars import scalars_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

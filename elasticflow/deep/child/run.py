@@ -10,13 +10,13 @@ import torch
 
 from elasticflow.deep.messages import Facts
 from elasticflow.runtime.loop.batch import Batch
-from elasticflow.runtime.measuring.scalars import require_name, require_room, scalars_in
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.process.position import Position
 from elasticflow.runtime.training import loss_weights
 from elasticflow.runtime.training.loss import parse_loss
 from elasticflow.runtime.training.manual_step import reported_loss
 from elasticflow.runtime.training.precision import autocast
+from elasticflow.runtime.training.scalars import require_name, require_room, scalars_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable

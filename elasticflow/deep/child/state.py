@@ -19,7 +19,6 @@ from elasticflow.deep.messages import Facts
 from elasticflow.errors import JobKeyError, StateError
 from elasticflow.runtime.process.torch_private import storage_id
 from elasticflow.runtime.snapshot import reachable, unsaved
-from elasticflow.runtime.snapshot.rank_shard import nbytes_of
 from elasticflow.runtime.state.loading import add_tied, check_module, weight_files
 from elasticflow.runtime.state.state import State
 from elasticflow.runtime.state.tensors import BY_NAME
@@ -260,7 +259,7 @@ def count(report: Report, code: EntryPoint, trained: Trained) -> State:
     except Exception as error:
         report.problem("state", key_of(str(error)), error)
         raise BrokenError from error
-    report.facts(Facts(snapshot_bytes=sum(map(nbytes_of, tensors.values()))))
+    report.facts(Facts(snapshot_bytes=sum(tensor.nbytes for tensor in tensors.values())))
     return state
 
 

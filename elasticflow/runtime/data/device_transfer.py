@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Mapping, MutableMapping
 from contextlib import nullcontext
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,19 +20,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-
-class Delivered(Protocol):
-    """Batches that other processes read."""
-
-    @property
-    def is_next_here(self) -> bool:
-        """True if the next batch, or the error in its place, is taken without waiting."""
-
-    def __next__(self) -> Any:
-        """Return the next batch."""
-
-    def __iter__(self) -> Iterator[Any]:
-        """Return the batches."""
+    from elasticflow.runtime.data.loader_processes import LoaderProcesses
 
 
 @lru_cache(maxsize=4)
@@ -57,7 +45,7 @@ class Transfer:
         """
         return batch
 
-    def move_ahead(self, batches: Delivered) -> Iterator[Any]:
+    def move_ahead(self, batches: LoaderProcesses) -> Iterator[Any]:
         """Return *batches* on the device, in their order; each is moved while the one before it is in use, if it is there by then.
 
         An error in place of a batch is raised at its turn.
@@ -83,7 +71,7 @@ class DeviceTransfer(Transfer):
         """Return a batch on the device; see `Transfer`. The caller may overwrite what it gave."""
         return self.begin(batch, may_be_overwritten=True).handed_out()
 
-    def move_ahead(self, batches: Delivered) -> Iterator[Any]:
+    def move_ahead(self, batches: LoaderProcesses) -> Iterator[Any]:
         """Return *batches* on the device; see `Transfer`."""
         return _MovedAhead(self, batches)
 
@@ -130,7 +118,7 @@ def _stream_of_its_kind(device: torch.device) -> torch.Stream:
 class _MovedAhead:
     """Batches of loader processes, moved one ahead."""
 
-    def __init__(self, transfer: DeviceTransfer, batches: Delivered) -> None:
+    def __init__(self, transfer: DeviceTransfer, batches: LoaderProcesses) -> None:
         self._transfer, self._batches = transfer, batches
         self._ahead: PendingBatch | Exception | None = None
 

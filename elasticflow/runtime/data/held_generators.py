@@ -6,12 +6,13 @@ import functools
 import random
 import sys
 from collections import deque
-from hashlib import blake2b
 from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+
+from elasticflow.runtime.process.random_streams import Held
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,44 +27,6 @@ _MOST_OBJECTS, _MOST_ITEMS = 5_000, 100
 _GLOBAL = "imgaug.random"
 # Functions whose globals are machinery.
 _NOT_FOLLOWED = {"builtins", "torch", "torchvision", "numpy", "elasticflow", *LIBRARIES}
-
-
-class Held(NamedTuple):
-    """A generator that a dataset holds.
-
-    Attributes:
-        path: Path from the dataset: `dataset.transform.rng`.
-        generator: A generator of `random`, numpy or torch.
-        is_of_library: An object of a known library holds it, and the run seeds it for each sample.
-    """
-
-    path: str
-    generator: Any
-    is_of_library: bool
-
-    def seed(self, key: int) -> None:
-        """Put the generator, in place, into a state that follows from *key* and its path."""
-        digest = blake2b(f"{key} {self.path}".encode(), digest_size=32).digest()
-        number = int.from_bytes(digest[:8], "little") >> 1
-        if isinstance(self.generator, random.Random):
-            self.generator.seed(number)
-        elif isinstance(self.generator, np.random.RandomState):
-            self.generator.seed(number & 0xFFFFFFFF)
-        elif isinstance(self.generator, torch.Generator):
-            self.generator.manual_seed(number)
-        else:
-            bits = self.generator.bit_generator
-            bits.state = type(bits)(number).state
-
-    def state(self) -> Any:
-        """Return a value that differs after a draw."""
-        if isinstance(self.generator, random.Random):
-            return self.generator.getstate()
-        if isinstance(self.generator, torch.Generator):
-            return self.generator.get_state().numpy().tobytes()
-        if isinstance(self.generator, np.random.RandomState):
-            return _frozen(self.generator.get_state(legacy=False))
-        return _frozen(self.generator.bit_generator.state)
 
 
 def of_libraries(*roots: Any) -> list[Held]:
@@ -121,12 +84,6 @@ def _inside(thing: Any) -> Iterator[tuple[str, Any]]:
     else:
         yield from ((f".{name}", value) for name, value in getattr(thing, "__dict__", {}).items())
         yield from _of_methods(type(thing))
-
-
-def _frozen(state: Any) -> Any:
-    if isinstance(state, dict):
-        return [_frozen(value) for value in state.values()]
-    return state.tobytes() if isinstance(state, np.ndarray) else state
 
 
 def _root_of(named: Any) -> str:

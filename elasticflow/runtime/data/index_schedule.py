@@ -70,29 +70,6 @@ class IndexSchedule:
         return self.order.record
 
     @property
-    def steps(self) -> int:
-        """Steps of the whole run, counted from its start with this batch size."""
-        return self.remaining(self.start)
-
-    @property
-    def end(self) -> Position:
-        """Position after the last step, counted from the start with this batch size."""
-        n, size, steps = self.samples, self.global_batch_size, self.steps
-        if self._epochs is not None:
-            offset = self._epochs * n
-            samples = self._epochs * (n // size * size) if self.tail == "drop" else offset
-            return Position(steps, offset, self._epochs, samples, is_epoch_end=True)
-        if self.tail == "spill":
-            offset = samples = steps * size
-            return Position(
-                steps, offset, offset // n, samples, is_epoch_end=offset // n > (offset - size) // n
-            )
-        full, rest = divmod(steps, self._steps_per_epoch)
-        offset = full * n + rest * size
-        samples = offset if self.tail == "short" else steps * size
-        return Position(steps, offset, full, samples, is_epoch_end=rest == 0)
-
-    @property
     def _steps_per_epoch(self) -> int:
         n, size = self.samples, self.global_batch_size
         return n // size if self.tail == "drop" else -(-n // size)

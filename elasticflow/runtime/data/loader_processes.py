@@ -96,7 +96,7 @@ class LoaderProcesses:
         num_workers: int,
         *,
         pins_memory: bool,
-        wait: LeaveWhileWaiting | None = None,
+        wait: LeaveWhileWaiting,
     ) -> None:
         # Others than forked ones would not be this process's children (Python 3.14), and lose the dataset's memory.
         context = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
@@ -141,12 +141,11 @@ class LoaderProcesses:
             except _ENDING as error:
                 if LOADER_TIMED_OUT in str(error):
                     has_waited = True
-                    if self._wait is not None:
-                        self._wait.go_on()
+                    self._wait.go_on()
                     continue
                 self._refuse_deaths()
                 raise
-            if has_waited and self._wait is not None:
+            if has_waited:
                 self._wait.end()
             if isinstance(batch, _Failed):
                 raise batch.error()

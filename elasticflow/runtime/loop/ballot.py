@@ -22,11 +22,11 @@ import torch.distributed as dist
 from elasticflow.errors import StateError, StepResultError
 from elasticflow.protocol import run_files, worker_environment
 from elasticflow.runtime.data.notes import form
-from elasticflow.runtime.measuring.scalars import LOSS_KEYS, require_name, require_room, scalars_in
 from elasticflow.runtime.process.host_copies import read_together
 from elasticflow.runtime.process.sharded_tensors import require_whole_scalars
 from elasticflow.runtime.process.step_log import LateNumber
 from elasticflow.runtime.process.stopping import Stopped, reason_of
+from elasticflow.runtime.training.scalars import LOSS_KEYS, require_name, require_room, scalars_in
 from elasticflow.runtime.training.step_row import NO_REQUESTS, StepRow
 
 if TYPE_CHECKING:

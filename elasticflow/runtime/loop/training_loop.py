@@ -14,7 +14,6 @@ from elasticflow import events
 from elasticflow.errors import SnapshotError, StateError
 from elasticflow.runtime import worker as life
 from elasticflow.runtime.data.dataset import OpenedDataset
-from elasticflow.runtime.evaluation import several
 from elasticflow.runtime.loop import drift, kept
 from elasticflow.runtime.loop.ballot import Ballot, is_fixed, require_loss
 from elasticflow.runtime.loop.exchanged import not_exchanged
@@ -40,6 +39,7 @@ from elasticflow.runtime.snapshot.restore import candidates
 from elasticflow.runtime.snapshot.snapshots import Snapshots
 from elasticflow.runtime.state.state import State
 from elasticflow.runtime.training import several_optimizers
+from elasticflow.runtime.training.evaluation import run_sets
 from elasticflow.runtime.training.shard_model import require_made_after
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.system import fault_injection
@@ -666,7 +666,7 @@ class TrainingLoop:
         may_cut_short = worker.vote.may_cut_short
         # Where it is cut short, a snapshot is taken.
         worker.vote.may_cut_short &= self._pass.is_between_steps and not self._may_be_ahead(state)
-        measured = several.run_sets(worker, {name: evaluation}, self.position, ranked=None, stop_when=None)
+        measured = run_sets(worker, {name: evaluation}, self.position, ranked=None, stop_when=None)
         worker.vote.may_cut_short = may_cut_short
         self.ballot.is_end_due = True
         if measured is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import defaultdict
 from hashlib import blake2b
 from itertools import accumulate
@@ -58,6 +59,11 @@ def sums_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     on every device.
     """
     return Sums(tensors).start().result()
+
+
+def crc_of(tensor: Tensor) -> int:
+    """Return the CRC-32 of the bytes of a tensor in the order of its elements; for small ones, since it runs on the host."""
+    return zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 class Sums:

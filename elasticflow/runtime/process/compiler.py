@@ -29,16 +29,6 @@ def warm_up(*, has_gpu: bool) -> None:
         traceback.print_exc()
 
 
-def use_cache() -> None:
-    """Have torch use the node's compiler cache in the fastest way, if the agent keeps a cache."""
-    folder = os.environ.get(worker_environment.COMPILER_CACHE)
-    if not folder:
-        return
-    # This file exists once earlier generations have compiled and the cache is sealed.
-    is_warm = Path(f"{folder}.json").exists()
-    torch_private.precompile_headers_if(lambda: not is_warm or torch_private.compiled_graphs()[1] > 0)
-
-
 class Compilation:
     """Counts and times the compilations of this process.
 
@@ -53,9 +43,12 @@ class Compilation:
         self._began = 0.0
 
     def watch(self) -> None:
-        """Begin to watch torch's compiler, which may take minutes and compiles again for new shapes."""
+        """Begin to watch torch's compiler, which may take minutes and compiles again for new shapes; it uses the node's cache, if the agent keeps one."""
         deferred_compiler.once_imported(lambda: torch_private.on_compile(self._begin, self._end))
-        use_cache()
+        if folder := os.environ.get(worker_environment.COMPILER_CACHE):
+            # This file exists once earlier generations have compiled and the cache is sealed.
+            is_warm = Path(f"{folder}.json").exists()
+            torch_private.precompile_headers_if(lambda: not is_warm or torch_private.compiled_graphs()[1] > 0)
 
     @property
     def has_happened(self) -> bool:

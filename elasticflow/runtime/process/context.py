@@ -7,7 +7,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from torch.nn import utils
 
@@ -16,12 +16,12 @@ from elasticflow.errors import StopTraining
 from elasticflow.runtime.measuring.device_memory import UsageReader
 from elasticflow.runtime.measuring.own_time import own_time
 from elasticflow.runtime.measuring.speed import Measures, device_name
-from elasticflow.runtime.measuring.step_profiler import StepProfiler
 from elasticflow.runtime.process import float32, process_group, random_streams, stopping
 from elasticflow.runtime.process.compiler import Compilation
 from elasticflow.runtime.process.host_copies import copy_to_host
 from elasticflow.runtime.process.shard_layout import Sharding, ShardLayout
 from elasticflow.runtime.process.step_log import Heartbeat, LateNumber, Progress
+from elasticflow.runtime.process.step_profiler import StepProfiler
 from elasticflow.runtime.process.votes import Vote
 from elasticflow.system import logs
 
@@ -51,20 +51,6 @@ class Restored(NamedTuple):
     name: str
     is_from_memory: bool
     seconds: float = 0.0
-
-
-class AnyScheduler(Protocol):
-    """A learning-rate schedule of torch or of the job's own."""
-
-    def step(self) -> None:
-        """Set the rates of the next step."""
-
-
-class StepRecorder(Protocol):
-    """Records the state after every step (`runtime/snapshot/trajectory.py`)."""
-
-    def begin(self, state: Any, position: Position, *, is_exact: bool) -> None:
-        """Record *state* at *position* and after each later step; rank 0. *is_exact*: every world size computes the same bits."""
 
 
 class Worker:
@@ -120,7 +106,6 @@ class Worker:
         self.listen: Callable[[], None] = lambda: None
         self.started_at: Position | None = None
         self.scalar_names: list[str] = []
-        self.trajectory_recorder: StepRecorder | None = None
         self.heartbeat = Heartbeat(identity.heartbeat_fd, identity.local_rank)
         self.progress = self._open_log(log_level, shows_log=shows_log)
         self.log = logs.get_logger(events.OURS)  # bound to the log opened before
@@ -176,12 +161,7 @@ class Worker:
         """Report this rank's phase in its heartbeat; see `Heartbeat`."""
         self.heartbeat.phase(name)
 
-    # The train.py of older launches, which a user may have edited, calls this.
-    def seed_for(self, factory: str) -> None:
-        """Put every random generator into the state in which *factory* begins; the seed and the name determine the state."""
-        random_streams.begin(self.seed, factory)
-
-    def step_scheduler(self, scheduler: AnyScheduler, optimizers: AnyOptimizers) -> None:
+    def step_scheduler(self, scheduler: Any, optimizers: AnyOptimizers) -> None:
         """Advance the learning-rate schedule; the step's log line shows the rates that *optimizers* used before.
 
         StopTraining raised by the job's own schedule ends training on all ranks.

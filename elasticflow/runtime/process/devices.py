@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import timedelta
 
+    from elasticflow.protocol.control_store import RemoteControlStore
     from elasticflow.runtime.process.identity import Identity
     from elasticflow.runtime.process.torch_private import Store
 
@@ -135,24 +136,11 @@ def _place(identity: Identity) -> str:
     return f"node {identity.node}"
 
 
-class Keys(Protocol):
-    """A store of keys that outlives a generation."""
-
-    def check(self, keys: list[str], /) -> bool:
-        """Return whether all *keys* have values."""
-
-    def get(self, key: str, /) -> bytes:
-        """Return the value of *key*."""
-
-    def set(self, key: str, value: str, /) -> None:
-        """Give *key* a value."""
-
-
-def require_type_of_launch(keys: Keys, device: torch.device) -> None:
+def require_type_of_launch(keys: Store | RemoteControlStore, device: torch.device) -> None:
     """Make sure that the launch trains on the device type on which its first generation did; rank 0.
 
     Args:
-        keys: Keys of the whole launch.
+        keys: The keys of the whole launch, which outlive a generation.
 
     Raises:
         DeviceError: *device* is of another type; the message names both.

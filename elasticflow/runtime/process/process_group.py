@@ -11,7 +11,7 @@ import time
 from contextlib import contextmanager
 from datetime import timedelta
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import torch
@@ -223,9 +223,9 @@ def send_bytes(data: bytes | None, source: int) -> bytes:
     """Return what rank *source* has in *data*; it is None on all others. Collective: every rank."""
     size = torch.tensor([len(data or b"")])
     dist.broadcast(size, source)
-    content = torch.frombuffer(bytearray(data or bytes(int(size))), dtype=torch.uint8) if int(size) else None
-    if content is None:
+    if not int(size):
         return b""
+    content = torch.frombuffer(bytearray(data or bytes(int(size))), dtype=torch.uint8)
     dist.broadcast(content, source)
     return content.numpy().tobytes()
 
@@ -257,12 +257,11 @@ class DigestComparison:
         most = [_ABSTAINS if text is None else _digest_of(text) for text in texts]
         least = [_ABSTAINS if text is None else -_digest_of(text) for text in texts]
         self._ends = torch.tensor([most, least])
-        self._work = dist.all_reduce(self._ends, dist.ReduceOp.MAX, async_op=True)
+        self._work: Any = dist.all_reduce(self._ends, dist.ReduceOp.MAX, async_op=True)
 
     def are_equal(self) -> bool:
         """Wait for all ranks; true if at each place all texts that count are the same."""
-        if self._work is not None:
-            self._work.wait()
+        self._work.wait()
         return all(most in (-least, _ABSTAINS) for most, least in zip(*self._ends.tolist(), strict=True))
 
 

@@ -7,7 +7,7 @@ import sys
 from ctypes import c_uint64, string_at
 from hashlib import blake2b
 from struct import Struct, pack
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -71,37 +71,49 @@ def _key(*parts: int) -> int:
     return int.from_bytes(blake2b(_pack(*parts), digest_size=8).digest(), "little") >> 1
 
 
-class Word(Protocol):
-    """Memory of a generator that changes with each draw."""
+class Held(NamedTuple):
+    """A generator that a dataset holds.
 
-    @property
-    def value(self) -> Any:
-        """The current state."""
+    Attributes:
+        path: Path from the dataset: `dataset.transform.rng`.
+        generator: A generator of `random`, numpy or torch.
+        is_of_library: An object of a known library holds it, and the run seeds it for each sample.
+    """
 
-
-class HeldGenerator(Protocol):
-    """A generator that is not global: a library's."""
-
-    @property
-    def generator(self) -> Any:
-        """The generator itself."""
+    path: str
+    generator: Any
+    is_of_library: bool
 
     def seed(self, key: int) -> None:
-        """Put the generator into the state of *key*."""
-
-    def state(self) -> Any:
-        """Return a value that changes with each draw."""
-
-
-class _State:
-    """The state of a held generator as a word."""
-
-    def __init__(self, held: HeldGenerator) -> None:
-        self._held = held
+        """Put the generator, in place, into a state that follows from *key* and its path."""
+        digest = blake2b(f"{key} {self.path}".encode(), digest_size=32).digest()
+        number = int.from_bytes(digest[:8], "little") >> 1
+        if isinstance(self.generator, random.Random):
+            self.generator.seed(number)
+        elif isinstance(self.generator, np.random.RandomState):
+            self.generator.seed(number & 0xFFFFFFFF)
+        elif isinstance(self.generator, torch.Generator):
+            self.generator.manual_seed(number)
+        else:
+            bits = self.generator.bit_generator
+            bits.state = type(bits)(number).state
 
     @property
     def value(self) -> Any:
-        return self._held.state()
+        """A value that differs after a draw."""
+        if isinstance(self.generator, random.Random):
+            return self.generator.getstate()
+        if isinstance(self.generator, torch.Generator):
+            return self.generator.get_state().numpy().tobytes()
+        if isinstance(self.generator, np.random.RandomState):
+            return _frozen(self.generator.get_state(legacy=False))
+        return _frozen(self.generator.bit_generator.state)
+
+
+def _frozen(state: Any) -> Any:
+    if isinstance(state, dict):
+        return [_frozen(value) for value in state.values()]
+    return state.tobytes() if isinstance(state, np.ndarray) else state
 
 
 class _Generator:
@@ -115,7 +127,7 @@ class _Generator:
 
     __slots__ = ("rests", "seed", "word")
 
-    def __init__(self, seed: Callable[[int], object], word: Word) -> None:
+    def __init__(self, seed: Callable[[int], object], word: c_uint64 | Held) -> None:
         self.seed, self.word = seed, word
         self.rests: Any = 0
 
@@ -158,14 +170,13 @@ class Generators:
         self._added: list[_Generator] = []
         self._known: dict[int, object] = {}
 
-    def add(self, held: Iterable[HeldGenerator]) -> None:
+    def add(self, held: Iterable[Held]) -> None:
         """Add generators that a dataset holds to `of_data`; known generators are left out."""
         for each in held:
             if id(each.generator) not in self._known:
                 self._known[id(each.generator)] = each.generator
                 is_pythons = self.can_look and type(each.generator) is random.Random
-                word: Word = _word_of_python(each.generator) if is_pythons else _State(each)
-                added = _Generator(each.seed, word)
+                added = _Generator(each.seed, _word_of_python(each.generator) if is_pythons else each)
                 self._added.append(added)
                 _put_to_rest(added, self._resting)
         self.of_data = [self._python, self._numpy, self._torch, *self._added]

@@ -255,20 +255,12 @@ class Progress:
         )
         if is_late and is_due:
             self.flush()
-        facts = (
-            position,
-            loss,
-            rates,
-            time.time(),
-            passed / steps,
-            self.scalars,
-            self._count,
-            per_s,
-            of_peak,
-        )
         is_finite = isinstance(loss, LateNumber) or math.isfinite(loss)
         usage, self.usage = self.usage, None
-        self._waiting.append(_Facts(*facts, norm if is_finite else None, usage))
+        self._waiting.append(_Facts(
+            position, loss, rates, time.time(), passed / steps, self.scalars, self._count, per_s, of_peak,
+            norm if is_finite else None, usage,
+        ))  # fmt: skip
         if is_due and not is_late:
             self.flush()
         if is_due:

@@ -4,8 +4,6 @@ StopTraining, raised by the job's own code on one rank, ends training on all of 
 zeros, until all ranks have agreed: in the vote of the same step or of the next step, or at the end of the evaluation. The
 step whose vote decides to stop is not applied. A rank that is asked to exit while it waits for data, or evaluates,
 requests the same, and training resumes from there in the next generation.
-
-Nothing here needs a `Worker`; functions that need it are in `leaving`.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class Vote:
         stop_is_by_rule: The reason comes from the job file's `train.stop_when`.
         count_wanted: One of this rank's data shards may end in the next step; see `runtime/data/shard_loader.py`.
         end_wanted: This rank's script wants training to end: `Run.stop`.
-        names_wanted: This rank's step returned a scalar that has no place yet; see `runtime/measuring/scalars.py`.
+        names_wanted: This rank's step returned a scalar that has no place yet; see `runtime/training/scalars.py`.
         may_skip: This rank can take part in a step without its data.
         may_cut_short: A request to exit cuts an evaluation short; if false, it waits for the evaluation's end.
         may_leave_untrained: This rank may exit before the first step, since the store has its whole state; if it is held in

@@ -30,7 +30,7 @@ from elasticflow.errors import StorageError
 from elasticflow.protocol.snapshot_settings import AUTO
 from elasticflow.run_folder import SNAPSHOT_NAME
 from elasticflow.runtime.process.process_group import send_bytes
-from elasticflow.runtime.snapshot.rank_shard import ShardPlanner, nbytes_of, view_of
+from elasticflow.runtime.snapshot.rank_shard import ShardPlanner, view_of
 from elasticflow.runtime.snapshot.restore import SnapshotContent
 from elasticflow.runtime.state.codec import StoredTensors
 from elasticflow.runtime.state.tensors import BY_NAME
@@ -158,10 +158,10 @@ class OfRank0:
         begins, end = {}, 0
         for key, tensor in tensors.items():
             begins[key] = end
-            end += -(-nbytes_of(tensor) // _ALIGNED) * _ALIGNED
+            end += -(-tensor.nbytes // _ALIGNED) * _ALIGNED
         sent = torch.zeros(end, dtype=torch.uint8, device=device)
         places = {
-            key: sent[begins[key] : begins[key] + nbytes_of(tensor)].view(tensor.dtype).view(tensor.shape)
+            key: sent[begins[key] : begins[key] + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
             for key, tensor in tensors.items()
         }
         if end:

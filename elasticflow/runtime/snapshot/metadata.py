@@ -57,7 +57,7 @@ class StateRecord:
         tree: State as JSON with references to tensors; see `Captured.tree`.
         options: Options of the optimizers and schedules as the job made them; None: unknown.
         loop: Arguments of a script's loop (`loop/drift.py`); None for job files.
-        scalars: Names of the job's own scalars, in the order of their places; see `runtime/measuring/scalars.py`.
+        scalars: Names of the job's own scalars, in the order of their places; see `runtime/training/scalars.py`.
     """
 
     position: Position
@@ -97,7 +97,12 @@ class StateRecord:
         Raises:
             StateError: the snapshot's position or random states follow rules that this version does not know.
         """
-        _require_known_rules(content)
+        if (version := content.get("random")) != random_streams.VERSION:
+            raise StateError(
+                f"the snapshot's random states follow rules {version}, and this version of elasticflow knows rules "
+                f"{random_streams.VERSION} only",
+                _REMEDY,
+            )
         schedule = content["schedule"]
         return cls(
             position=position_of(content),
@@ -129,15 +134,6 @@ def order_of(content: Mapping[str, Any]) -> OrderRecord:
     # Older snapshots do not have it.
     order: OrderRecord = content.get("order", VERSION)
     return order
-
-
-def _require_known_rules(content: Mapping[str, Any]) -> None:
-    if (version := content.get("random")) != random_streams.VERSION:
-        raise StateError(
-            f"the snapshot's random states follow rules {version}, and this version of elasticflow knows rules "
-            f"{random_streams.VERSION} only",
-            _REMEDY,
-        )
 
 
 class SnapshotMetadata:
@@ -190,8 +186,8 @@ class SnapshotMetadata:
         facts = ManifestFacts(
             trigger=trigger,
             parent=self.parent,
-            metric=None if evaluation is None else evaluation.metric_at(position),
-            ranked_by=None if evaluation is None else evaluation.measure,
+            metric=None if evaluation is None else evaluation.ranking.metric_at(position),
+            ranked_by=None if evaluation is None else evaluation.ranking.measure,
             epoch=position.epoch,
             samples=position.samples,
             aliases=captured.aliases,

@@ -54,7 +54,7 @@ class RankShard:
         self.entries: list[TensorEntry] = []
         self.nbytes = 0
         for key, tensor in tensors.items():
-            size = nbytes_of(tensor)
+            size = tensor.nbytes
             dtype, shape = DTYPES[tensor.dtype], tuple(tensor.shape)
             box = (boxes or {}).get(key)
             piece = None if box is None else Piece.of_rows(key, box.shape, box.begin)
@@ -139,9 +139,7 @@ class ShardPlanner:
 
     def _whole_tensors_of(self, captured: Captured) -> tuple[list[str], list[str]]:
         """Return the keys of the whole tensors that this rank stores, and of those that it has a copy of."""
-        sizes = {
-            key: nbytes_of(tensor) for key, tensor in captured.tensors.items() if key not in captured.boxes
-        }
+        sizes = {key: tensor.nbytes for key, tensor in captured.tensors.items() if key not in captured.boxes}
         plan = balanced(sizes, self._world_size, captured.frozen, captured.local)
         return plan[self._rank], self._copied(dict(enumerate(plan)), sizes)
 
@@ -233,8 +231,3 @@ def view_of(data: bytearray | memoryview, dtype: torch.dtype, shape: tuple[int, 
 def address_of(data: memoryview) -> int:
     """Return the address of the first byte of *data*."""
     return ctypes.addressof(ctypes.c_char.from_buffer(data))
-
-
-def nbytes_of(tensor: Tensor) -> int:
-    """Return the bytes of a tensor's elements."""
-    return tensor.numel() * tensor.element_size()

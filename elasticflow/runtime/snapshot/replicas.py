@@ -21,7 +21,6 @@ from elasticflow.errors import NotExchangedError, ReplicasDifferError
 from elasticflow.runtime.process import checksums, environment
 from elasticflow.runtime.process.process_group import DigestComparison
 from elasticflow.runtime.process.sharded_tensors import NOT_SHARDED, local_of
-from elasticflow.runtime.snapshot.rank_shard import nbytes_of
 from elasticflow.snapshots.format.policy import Due
 
 if TYPE_CHECKING:
@@ -286,8 +285,8 @@ def _is_small(captured: Captured) -> bool:
     """Return whether sums over the compared tensors take about a millisecond; the same on every rank, since those tensors are alike."""
     if captured.boxes:
         return False
-    compared = (t for key, t in captured.tensors.items() if key not in captured.local)
-    return sum(map(nbytes_of, compared)) <= _SMALL
+    compared = (tensor for key, tensor in captured.tensors.items() if key not in captured.local)
+    return sum(tensor.nbytes for tensor in compared) <= _SMALL
 
 
 def flip(model: nn.Module) -> None:

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from elasticflow import events
 from elasticflow.errors import SnapshotError, StateError
+from elasticflow.protocol import worker_environment
 from elasticflow.protocol.snapshot_settings import AUTO, Keep, SnapshotSettings
 from elasticflow.runtime.data.dataset import EVALUATION_DATA, TRAINING_DATA, opened, require_same
 from elasticflow.runtime.data.order.order import require_same_order
 from elasticflow.runtime.data.values import marks_of
 from elasticflow.runtime.measuring.marks import mark
-from elasticflow.runtime.process import devices, environment, leaving
+from elasticflow.runtime.process import devices, environment
 from elasticflow.runtime.process.context import Restored
+from elasticflow.runtime.process.stopping import Leaving
 from elasticflow.runtime.snapshot import memory_tier, restore, writer_connection
 from elasticflow.runtime.snapshot.captured import CaptureCheck
 from elasticflow.runtime.snapshot.memory_tier import MemoryTier
 from elasticflow.runtime.snapshot.metadata import FROZEN, RESTING, SnapshotMetadata, StateRecord
-from elasticflow.runtime.snapshot.rank_shard import ShardPlanner, nbytes_of
+from elasticflow.runtime.snapshot.rank_shard import ShardPlanner
 from elasticflow.runtime.snapshot.replicas import ReplicaCheck, flip
 from elasticflow.runtime.snapshot.restored_state import RestoredState
 from elasticflow.runtime.snapshot.staging_copy import copier_for
+from elasticflow.runtime.snapshot.trajectory import TrajectoryRecorder
 from elasticflow.runtime.snapshot.unsaved import Unsaved
 from elasticflow.runtime.snapshot.writer_connection import WriterReports
 from elasticflow.runtime.state.loading import load_weights
@@ -198,7 +203,7 @@ class Snapshots:
         worker, began = self._worker, time.monotonic()
         worker.phase("restore")
         worker.leave_untrained()
-        loader = NodeLoader(self._client, partial(leaving.beat_or_leave, worker))
+        loader = NodeLoader(self._client, self._beat_or_leave)
         held = None if self._memory_tier is None else self._memory_tier.recall(self._catalog)
         if held is None:
             content = restore.newest_good(worker, self._catalog, loader)
@@ -218,9 +223,9 @@ class Snapshots:
         worker.vote.may_leave_untrained &= held is None
         self._replica_check.begin(position)
         self.unsaved.begin()
-        if worker.trajectory_recorder is not None:
-            worker.trajectory_recorder.begin(self._state, position, is_exact=self._step.is_exact)
-        leaving.recall_stop(worker, self._catalog, position.step)
+        if folder := os.environ.get(worker_environment.TRAJECTORY):
+            TrajectoryRecorder(Path(folder), worker, self._state, position, is_exact=self._step.is_exact)
+        self._recall_stop(position.step)
         return position
 
     def put_back(self, *, is_last: bool = True, reads_on: bool = False) -> None:
@@ -256,7 +261,7 @@ class Snapshots:
                 "change it before run.keep, or only if run.position.step == 0",
             )
         names += frozen_again
-        loader = NodeLoader(self._client, partial(leaving.beat_or_leave, worker))
+        loader = NodeLoader(self._client, self._beat_or_leave)
         held = (
             self._memory_tier.recall(self._catalog)
             if self._memory_tier is not None and self.restored.is_from_memory
@@ -389,7 +394,7 @@ class Snapshots:
     def _is_new_best(self, position: Position) -> bool:
         # The same on every rank, since all ranks have the same metrics. After the last step `finish` takes a snapshot anyway.
         evaluation = self._state.evaluation
-        if not self._keeps_best or evaluation is None or not evaluation.found_best_at(position):
+        if not self._keeps_best or evaluation is None or not evaluation.ranking.found_best_at(position):
             return False
         return not (self._worker.should_leave or self._schedule.is_end(position))
 
@@ -551,7 +556,7 @@ class Snapshots:
         self._client.stage(**shard, refusal=refusal)
 
     def _note_size(self, captured: Captured) -> None:
-        self._reports.nbytes = sum(nbytes_of(tensor) for tensor in captured.tensors.values())
+        self._reports.nbytes = sum(tensor.nbytes for tensor in captured.tensors.values())
 
     def _take_over(self, content: SnapshotContent, loader: NodeLoader) -> Position:
         worker, manifest, record = self._worker, content.manifest, StateRecord.from_json(content.state)
@@ -595,7 +600,7 @@ class Snapshots:
         evaluation = self._state.evaluation
         fingerprints = {
             TRAINING_DATA: self._dataset.fingerprint,
-            EVALUATION_DATA: None if evaluation is None else evaluation.fingerprint,
+            EVALUATION_DATA: None if evaluation is None else evaluation.ranking.fingerprint,
         }
         known = {name: fingerprint for name, fingerprint in fingerprints.items() if fingerprint is not None}
         return {**known, **marks_of(self._dataset.values)}
@@ -625,4 +630,21 @@ class Snapshots:
         for outcome in outcomes:
             if outcome.event == events.SNAPSHOT_FAILED:
                 raise SnapshotError(_LAST_FAILED.format(outcome.reason))
-        leaving.record_stop(self._worker, self._catalog)
+        worker = self._worker
+        if worker.rank == 0 and worker.stopped is not None and worker.stopped.is_end:
+            # Beside the snapshots, for launches on other machines.
+            self._catalog.write_stop({"step": worker.progress.number, **worker.stopped._asdict()})
+
+    def _beat_or_leave(self) -> None:
+        """Report that this rank lives, while a snapshot is read for it; raise Leaving if it was asked to exit."""
+        self._worker.heartbeat.beat()
+        if self._worker.leaves_untrained:
+            raise Leaving
+
+    def _recall_stop(self, step: int) -> None:
+        """Have a run that stopped after *step* stop again before the next step; rank 0 requests it."""
+        stop = self._catalog.read_stop() if self._worker.rank == 0 else None
+        # If the step differs, the last snapshot is damaged and the run resumes from an earlier one. A stop by the job file
+        # (`by_rank` None) is not repeated, since the file may have changed: the evaluation decides again.
+        if stop is not None and stop["step"] == step and stop["by_rank"] is not None:
+            self._worker.vote.stop_wanted = stop["reason"]

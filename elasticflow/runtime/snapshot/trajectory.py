@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import os
 import time
-import zlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
-from elasticflow.protocol import trajectory_record, worker_environment
+from elasticflow.protocol import trajectory_record
+from elasticflow.runtime.process.checksums import crc_of
 from elasticflow.runtime.process.sharded_tensors import box_of, is_sharded, local_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
+    from pathlib import Path
 
     from torch import nn
     from torch.optim import Optimizer
@@ -34,31 +33,20 @@ _POLL_S = 0.005
 class TrajectoryRecorder:
     """Writes a line for the initial state of a generation, and a line after each step.
 
+    Of the ranks that hold the same shard of the model the first one records it.
+
     Args:
         folder: Existing folder of the records; see `elasticflow/protocol/trajectory_record.py`.
+        position: Position of *state*, before the first step.
+        is_exact: Every world size computes the same bits, which is recorded.
     """
 
-    def __init__(self, folder: Path, worker: Worker) -> None:
-        self._folder, self._worker = folder, worker
-        self._state: State | None = None
+    def __init__(
+        self, folder: Path, worker: Worker, state: State, position: Position, *, is_exact: bool
+    ) -> None:
+        self._folder, self._worker, self._state = folder, worker, state
         # The shard of the model that this rank records: 0 where nothing is sharded; None: another rank records it.
-        self._shard: int | None = None
-        self._file = -1
-        # Steps after which the run must wait.
-        self._holds: set[int] = set()
-
-    @classmethod
-    def from_environment(cls, environ: Mapping[str, str], worker: Worker) -> TrajectoryRecorder | None:
-        """Return the recorder that *environ* requests; None without a request."""
-        folder = environ.get(worker_environment.TRAJECTORY)
-        return cls(Path(folder), worker) if folder else None
-
-    def begin(self, state: State, position: Position, *, is_exact: bool) -> None:
-        """Record *state* at *position*, before the first step, and *is_exact*: every world size computes the same bits.
-
-        Of the ranks that hold the same shard of the model the first one records it.
-        """
-        self._state, self._shard = state, _recorded_shard(state.model, self._worker.rank)
+        self._shard = _recorded_shard(state.model, worker.rank)
         if self._shard is None:
             return
         if is_exact and self._shard == 0:
@@ -66,6 +54,7 @@ class TrajectoryRecorder:
         path = trajectory_record.records_file(self._folder, self._worker.generation, self._shard)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         names = (path.name for path in self._folder.iterdir())
+        # Steps after which the run must wait.
         self._holds = {
             int(name.removeprefix(trajectory_record.HOLD))
             for name in names
@@ -81,7 +70,6 @@ class TrajectoryRecorder:
             self._wait(position.step)
 
     def _write(self, position: Position, loss: float | None) -> None:
-        assert self._state is not None
         self._state.reshard()
         worker = self._worker
         record = trajectory_record.Record(
@@ -121,13 +109,8 @@ def digest(tensor: Tensor) -> str:
     """Return the CRC-32 of the bytes of *tensor*, in hexadecimal; of a sharded one that of this rank's rows, with their length."""
     local = local_of(tensor.detach())
     if is_sharded(tensor):
-        return trajectory_record.piece(_crc(local), local.nbytes)
-    return f"{_crc(local):08x}"
-
-
-def _crc(tensor: Tensor) -> int:
-    flat = tensor.cpu().contiguous().reshape(-1)
-    return zlib.crc32(flat.view(torch.uint8).numpy().data)
+        return trajectory_record.piece(crc_of(local), local.nbytes)
+    return f"{crc_of(local):08x}"
 
 
 def _recorded_shard(model: nn.Module, rank: int) -> int | None:

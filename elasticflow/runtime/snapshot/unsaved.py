@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import random
 import re
-import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,7 +21,7 @@ from torch.optim import Optimizer
 
 from elasticflow import events
 from elasticflow.errors import StateError
-from elasticflow.runtime.process.checksums import sums_of
+from elasticflow.runtime.process.checksums import crc_of, sums_of
 from elasticflow.runtime.process.sharded_tensors import local_of
 from elasticflow.runtime.process.torch_private import buffers_of, has_plain_state, unsaved_buffers_of
 from elasticflow.runtime.snapshot import reachable
@@ -257,7 +256,7 @@ def marks_of(leaves: Sequence[reachable.Leaf]) -> dict[str, Mark]:
     tensors |= {path: _tensor_of(array) for path, array in arrays.items() if array.dtype != object}
     shaped = {path: (tuple(t.shape), str(t.dtype)) for path, t in tensors.items()}
     sums: dict[str, Any] = sums_of({path: t for path, t in tensors.items() if t.nbytes > _SMALL})
-    sums |= {path: _bits_of(tensor) for path, tensor in tensors.items() if tensor.nbytes <= _SMALL}
+    sums |= {path: crc_of(tensor) for path, tensor in tensors.items() if tensor.nbytes <= _SMALL}
     marks: dict[str, Mark] = {path: ("tensor", (shaped[path], sums[path])) for path in tensors}
     for leaf in leaves:
         if isinstance(leaf.value, reachable.GENERATORS):
@@ -362,16 +361,12 @@ def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if _is_real(tensor) else 0
 
 
-def _bits_of(tensor: Tensor) -> int:
-    return zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-
-
 def generator_state(generator: Any) -> str:
     """Return a text of a generator's state, which changes with each draw; for generators of any kind. `SystemRandom` has none."""
     if isinstance(generator, random.SystemRandom):
         return ""
     if isinstance(generator, torch.Generator):
-        return str(_bits_of(generator.get_state()))
+        return str(crc_of(generator.get_state()))
     if isinstance(generator, random.Random):
         return str(hash(generator.getstate()))
     if isinstance(generator, np.random.RandomState):

@@ -98,7 +98,7 @@ def connect(me: Worker, settings: SnapshotSettings, prefix: str, state: State) -
     address = me.identity.writer
     if address is None:
         if me.local_rank == 0:
-            best_mode = None if state.evaluation is None else state.evaluation.best_mode
+            best_mode = None if state.evaluation is None else state.evaluation.ranking.best_mode
             settings = replace(settings, keep=replace(settings.keep, best_mode=best_mode))
             uri = settings.uri or str(me.run_folder.path)
             start = WriterStart(uri, me.run_id, settings, prefix)

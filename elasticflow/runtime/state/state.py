@@ -14,6 +14,7 @@ from elasticflow.runtime.state import codec, loading
 from elasticflow.runtime.state.cached_parts import TensorSet, part_of
 from elasticflow.runtime.state.options import JobOptions
 from elasticflow.runtime.training import several_optimizers
+from elasticflow.runtime.training.evaluation import Evaluation, Evaluations
 from elasticflow.snapshots.format.state_json import PARAMETERS
 from elasticflow.system import fault_injection
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from elasticflow.runtime.process.learning_rates import AnyOptimizers
     from elasticflow.runtime.process.sharded_tensors import Box, Shards
     from elasticflow.runtime.state.options import OptionChange
-    from elasticflow.runtime.training.evaluation import Evaluation
     from elasticflow.runtime.training.several_optimizers import Schedules
 
 _INCLUDE = "include."
@@ -98,9 +98,11 @@ class State:
         scheduler: LRScheduler | Schedules | None = None,
         scaler: GradScaler | None = None,
         ema: AveragedModel | None = None,
-        evaluation: Evaluation | None = None,
+        evaluation: Evaluation | Evaluations | None = None,
         include: Mapping[str, Any] | None = None,
     ) -> None:
+        if isinstance(evaluation, Evaluation):
+            evaluation = evaluation.alone()
         self.model, self.ema, self.evaluation = model, ema, evaluation
         if optimizers is None:
             several_optimizers.require_one(optimizer)

@@ -139,7 +139,7 @@ class ExactStep(ReplicatedStep):
         """
         if self._worker.vote.stop_wanted is not None:
             return None
-        self._buffers.restore()
+        self._model_buffers.restore()
         for parameter in self._parameters:
             parameter.grad = None
         determinism.require_deterministic()
@@ -288,10 +288,6 @@ class ShardBuffers:
         """Begin a step."""
         self._counted, self._first = [b.clone() for b in self._counters], []
 
-    def restore(self) -> None:
-        """Restore the buffers to the beginning of the step."""
-        self._buffers.restore()
-
     def carried(self, *, is_first: bool) -> list[Tensor]:
         """Return the buffers after a shard: the statistics, and the amount by which the first shard raised each counter."""
         raised = [b.new_zeros((), dtype=torch.float32) for b in self._counters]
@@ -309,7 +305,7 @@ class ShardBuffers:
 
     def end(self, totals: list[Tensor], shards: float) -> None:
         """Load the combined result of all shards into the buffers. Without samples for the first shard the others are as before."""
-        self.restore()
+        self._buffers.restore()
         means = len(self._means)
         # A mean of equal statistics, as of a frozen layer, may be rounded otherwise.
         moved = [place for place, norm in enumerate(self._norms) if norm.training]

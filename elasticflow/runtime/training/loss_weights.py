@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from elasticflow import events
 from elasticflow.errors import StopTraining
 from elasticflow.runtime.data.rows import cut, has_rows, leaves
-from elasticflow.runtime.measuring.scalars import LOSS_KEYS, scalars_in
 from elasticflow.runtime.process import torch_private
 from elasticflow.runtime.training.loss import HALVES, parse_loss
+from elasticflow.runtime.training.scalars import LOSS_KEYS, scalars_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

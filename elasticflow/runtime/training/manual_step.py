@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from elasticflow.errors import NonFiniteLossError, StateError, StopTraining
 from elasticflow.runtime.measuring.marks import mark
-from elasticflow.runtime.measuring.scalars import Scalars
 from elasticflow.runtime.process import host_copies, stopping
 from elasticflow.runtime.process.host_copies import HostCopy
 from elasticflow.runtime.training import model_buffers, replicable, several_optimizers
 from elasticflow.runtime.training.replicated_step import micro_batches
+from elasticflow.runtime.training.scalars import Scalars
 from elasticflow.runtime.training.step_row import StepRow
 
 if TYPE_CHECKING:

@@ -78,14 +78,25 @@ class MetricSchedule:
         self._last = _Evaluated(**state["last"])
 
 
-def _require_metric(schedule: Any) -> None:
+def step_of(schedule: Any, name: str, remedy: str) -> tuple[str, list[inspect.Parameter] | None]:
+    """Return the class of a schedule, and the parameters of its `step()`; None: they are unknown.
+
+    Raises:
+        StateError: it has no `step()`.
+    """
     kind = f"{type(schedule).__module__}.{type(schedule).__qualname__}"
     step = getattr(schedule, "step", None)
     if not callable(step):
-        raise StateError(f"scheduler is a {kind}, which has no step()", "return one schedule")
+        raise StateError(f"{name} is a {kind}, which has no step()", remedy)
     try:
-        parameters = list(inspect.signature(step).parameters.values())
+        return kind, list(inspect.signature(step).parameters.values())
     except (TypeError, ValueError):
+        return kind, None
+
+
+def _require_metric(schedule: Any) -> None:
+    kind, parameters = step_of(schedule, "scheduler", "return one schedule")
+    if parameters is None:
         return
     if not parameters or parameters[0].kind is parameters[0].KEYWORD_ONLY or parameters[0].name == _COUNT:
         raise StateError(

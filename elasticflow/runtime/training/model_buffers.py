@@ -29,11 +29,6 @@ BATCHNORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _BUCKET_BYTES = 8 * 2**20
 
 
-def make_equal(worker: Worker, model: nn.Module) -> None:
-    """Give every rank rank 0's buffers. Collective: every rank."""
-    send(worker, list(model.buffers()))
-
-
 def send(worker: Worker, buffers: list[Tensor]) -> None:
     """Give every rank rank 0's tensors. Collective: every rank."""
     if worker.world_size > 1 and buffers:

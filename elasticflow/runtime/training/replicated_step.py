@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from elasticflow import events
 from elasticflow.errors import NonFiniteLossError, StopTraining
 from elasticflow.runtime.measuring.marks import mark
-from elasticflow.runtime.measuring.scalars import LOSS_KEYS, Scalars
 from elasticflow.runtime.process.host_copies import HostCopy
 from elasticflow.runtime.process.sharded_tensors import require_whole_scalars
 from elasticflow.runtime.process.stopping import Leaving, request_stop
@@ -22,6 +21,7 @@ from elasticflow.runtime.training.loss import parse_loss, require_count
 from elasticflow.runtime.training.loss_weights import first_look
 from elasticflow.runtime.training.model_buffers import ModelBuffers
 from elasticflow.runtime.training.precision import autocast
+from elasticflow.runtime.training.scalars import LOSS_KEYS, Scalars
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

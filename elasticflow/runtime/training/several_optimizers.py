@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Mapping
 from functools import partial
@@ -12,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from elasticflow.errors import StateError
-from elasticflow.runtime.training.metric_schedule import MetricSchedule
+from elasticflow.runtime.training.metric_schedule import MetricSchedule, step_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -95,24 +94,15 @@ def require_callable(schedule: Any, name: str = _SCHEDULE) -> None:
     """
     if isinstance(schedule, MetricSchedule):  # which has looked itself
         return
-    kind = f"{type(schedule).__module__}.{type(schedule).__qualname__}"
-    step = getattr(schedule, "step", None)
-    if not callable(step):
-        raise StateError(
-            f"{name} is a {kind}, which has no step()", "return a schedule, or several in a dict"
-        )
+    kind, parameters = step_of(schedule, name, "return a schedule, or several in a dict")
     if isinstance(schedule, ReduceLROnPlateau):
         raise StateError(
             f"step() of the {kind} needs a metric, and lr_scheduler names none",
             'add to [lr_scheduler]: interval = "evaluation" and metric, the name of what an evaluation measures, such as "loss"',
         )
-    try:
-        parameters = inspect.signature(step).parameters.values()
-    except (TypeError, ValueError):
-        return
     needed = [
         p.name
-        for p in parameters
+        for p in parameters or ()
         if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]
     if needed:

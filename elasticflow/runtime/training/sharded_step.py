@@ -145,7 +145,7 @@ class ShardedStep(ReplicatedStep):
     ) -> tuple[Tensor | float, float | Tensor] | None:
         """Make one forward and one backward; return the loss and items of this rank's virtual shard, None if it has none."""
         vote = self._worker.vote
-        self._buffers.restore()
+        self._model_buffers.restore()
         for parameter in self._parameters:
             parameter.grad = None
         self._require_deterministic()

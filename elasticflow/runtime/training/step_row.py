@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from elasticflow.runtime.measuring.scalars import NUM_PLACES
 from elasticflow.runtime.process import host_copies
 from elasticflow.runtime.process.votes import NUM_REQUESTS
+from elasticflow.runtime.training.scalars import NUM_PLACES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

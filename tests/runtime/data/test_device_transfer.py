@@ -99,7 +99,7 @@ def test_batches_moved_ahead_are_read_as_they_were(training_on: Callable[[int], 
     training = training_on(seed)
     chance = random.Random(seed)
     pinned = [rows(number).pin_memory() for number in range(30)]
-    delivered = Delivered(pinned, lambda: chance.random() < 0.7)
+    delivered: Any = Delivered(pinned, lambda: chance.random() < 0.7)
     for batch in device_transfer.transfer_to(DEVICE).move_ahead(delivered):
         training.use(batch)
         del batch
@@ -130,7 +130,7 @@ def test_batches_read_here_may_be_written_to_at_once(
 def test_next_batch_is_copied_while_this_one_is_in_use(training_on: Callable[[int], Training]) -> None:
     """Its copy is queued before the training's work, and waits for none of it; one batch ahead, no more."""
     training = training_on(0)
-    delivered = Delivered([rows(number).pin_memory() for number in range(5)], lambda: True)
+    delivered: Any = Delivered([rows(number).pin_memory() for number in range(5)], lambda: True)
     batches = device_transfer.transfer_to(DEVICE).move_ahead(delivered)
     next(batches)
     assert delivered.taken == 2
@@ -142,7 +142,7 @@ def test_next_batch_is_copied_while_this_one_is_in_use(training_on: Callable[[in
 def test_batch_that_is_not_there_is_not_waited_for(training_on: Callable[[int], Training]) -> None:
     """The step begins; the batch is taken at its turn."""
     training_on(0)
-    delivered = Delivered([rows(number).pin_memory() for number in range(3)], lambda: False)
+    delivered: Any = Delivered([rows(number).pin_memory() for number in range(3)], lambda: False)
     batches = device_transfer.transfer_to(DEVICE).move_ahead(delivered)
     for number in range(3):
         next(batches)
@@ -152,7 +152,7 @@ def test_batch_that_is_not_there_is_not_waited_for(training_on: Callable[[int], 
 def test_error_of_a_batch_ahead_is_raised_at_its_turn(training_on: Callable[[int], Training]) -> None:
     """Training may end before that batch."""
     training_on(0)
-    delivered = Delivered([rows(0), ValueError("sample 7")], lambda: True)
+    delivered: Any = Delivered([rows(0), ValueError("sample 7")], lambda: True)
     batches = device_transfer.transfer_to(DEVICE).move_ahead(delivered)
     next(batches)
     assert delivered.taken == 2
@@ -359,7 +359,7 @@ def test_cpu_batches_stay_what_they_are() -> None:
     batch = {"x": [rows(1)], "o": Old(rows(2))}
     assert transfer.move(batch) is batch
     assert transfer.pins_memory is False
-    delivered = Delivered([batch], lambda: True)
+    delivered: Any = Delivered([batch], lambda: True)
     assert next(iter(transfer.move_ahead(delivered))) is batch
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -66,7 +67,9 @@ def fail(error: Exception) -> Callable[[], object]:
 def batches(dataset: Any, number: int = 2, collate: Any = None, size: int = 2) -> LoaderProcesses:
     """Return the batches of *dataset* as loader processes read them."""
     reads = ((place, list(range(place, place + size))) for place in range(0, 20, size))
-    return LoaderProcesses(SampleReader(dataset, collate, 7), dataset, reads, number, pins_memory=False)
+    wait: Any = SimpleNamespace(go_on=lambda: None, end=lambda: None)
+    reader = SampleReader(dataset, collate, 7)
+    return LoaderProcesses(reader, dataset, reads, number, pins_memory=False, wait=wait)
 
 
 def pids_of(found: LoaderProcesses) -> list[int]:

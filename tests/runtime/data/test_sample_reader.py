@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from elasticflow.runtime.data.step_plan import StepPlan
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.process.shard_layout import ShardLayout
 from elasticflow.runtime.training.evaluation import Evaluation
+from tests.runtime.positions import end_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -255,7 +257,9 @@ def test_loader_processes_read_the_same(draw: Callable[[], float]) -> None:
     expected = [here.read(place, indices) for place, indices in batches()]
     for number in (1, 2):
         reader = SampleReader(dataset, list, 7)
-        assert expected == list(LoaderProcesses(reader, dataset, batches(), number, pins_memory=False))
+        wait: Any = SimpleNamespace(go_on=lambda: None, end=lambda: None)
+        found = LoaderProcesses(reader, dataset, batches(), number, pins_memory=False, wait=wait)
+        assert expected == list(found)
 
 
 def test_an_evaluation_reads_each_sample_alike_in_any_batches(me: Any) -> None:
@@ -265,8 +269,8 @@ def test_an_evaluation_reads_each_sample_alike_in_any_batches(me: Any) -> None:
     for size in (23, 4, 4):
         evaluation = Evaluation(
             me, nn.Identity(), lambda _, batch: batch[1].mean(), Noisy(DRAWS["all"]), schedule, batch_size=size, uses_loss=False
-        )  # fmt: skip
-        found += [evaluation.run(schedule.end)["loss"] for _ in range(2)]
+        ).alone()  # fmt: skip
+        found += [evaluation.run(end_of(schedule))["loss"] for _ in range(2)]
         assert not me.generators.look()
     assert found == pytest.approx([found[0]] * 6)
     assert len(set(found[2:])) == 1

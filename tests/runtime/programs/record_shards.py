@@ -34,9 +34,7 @@ def record(name: str, model: nn.Module) -> None:
     state: Any = SimpleNamespace(
         model=model, optimizers={"optimizer": optimizer}, ema=None, reshard=lambda: None
     )
-    recorder = TrajectoryRecorder.from_environment({"ELASTICFLOW_WITNESS": str(FOLDER / name)}, worker)
-    assert recorder is not None
-    recorder.begin(state, at(0), is_exact=False)
+    TrajectoryRecorder(FOLDER / name, worker, state, at(0), is_exact=False)
     for parameter in model.parameters():
         parameter.grad = parameter.detach().clone()
     optimizer.step()

@@ -20,6 +20,7 @@ from elasticflow.runtime.data import index_loader, index_schedule
 from elasticflow.runtime.snapshot import snapshots
 from elasticflow.runtime.training import evaluation
 from elasticflow.runtime.training.ddp import DDPStep
+from tests.runtime.positions import end_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -163,15 +164,15 @@ def evaluated(me: Any) -> dict[str, Any]:
     measure = evaluation.Evaluation(
         me, model, token_step, Sentences(SAMPLES - 3), SCHEDULE, batch_size=2,
         metrics={"size": lambda _, batch: batch[1].float().mean()}, best="min loss", uses_loss=False,
-    )  # fmt: skip
+    ).alone()  # fmt: skip
     first = measure.run(SCHEDULE.start)
     with torch.no_grad():
         model.head.weight.mul_(0.5)
     return {
         "first": first,
-        "second": measure.run(SCHEDULE.end),
-        "best": measure.best,
-        "at": measure.metric_at(SCHEDULE.end),
+        "second": measure.run(end_of(SCHEDULE)),
+        "best": measure.ranking.best,
+        "at": measure.ranking.metric_at(end_of(SCHEDULE)),
     }
 
 
@@ -212,4 +213,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    worker.run(main)
+    worker.program(main)

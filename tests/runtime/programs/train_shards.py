@@ -140,4 +140,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    worker.run(main)
+    worker.program(main)

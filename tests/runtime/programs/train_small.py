@@ -278,13 +278,13 @@ def main() -> None:
         scheduler = (
             LambdaLR(optimizer, last_rate)
             if args.stop_at
-            else OneCycleLR(optimizer, max_lr=1e-2, total_steps=schedule.steps + 1)
+            else OneCycleLR(optimizer, max_lr=1e-2, total_steps=schedule.remaining(schedule.start) + 1)
         )
         test_set = index_loader.open_dataset(me, lambda: Images(30), "evaluation")
-        evaluation = evaluate.Evaluation(
+        evaluation = None if args.sums else evaluate.Evaluation(
             me, model, training_step, test_set, schedule, precision=args.precision, every=("1 epoch",),
-            metrics={"accuracy": accuracy}, best="max accuracy", batch_size=7, uses_loss=not args.sums,
-        ) if not args.sums else None  # fmt: skip
+            metrics={"accuracy": accuracy}, best="max accuracy", batch_size=7,
+        ).alone()  # fmt: skip
     state = State(model=model, optimizer=optimizer, scheduler=scheduler, evaluation=evaluation)
     snapshots = snapshot.Snapshots(me, state, group, schedule, dataset, policy, args.compare)
     maybe_overtake(snapshots, me)
@@ -319,4 +319,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    worker.run(main)
+    worker.program(main)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from elasticflow.protocol import trajectory_record, worker_environment
+from elasticflow.protocol import trajectory_record
 from elasticflow.runtime.process.position import Position
 from elasticflow.runtime.process.votes import Vote
 from elasticflow.runtime.snapshot import trajectory
@@ -125,14 +125,10 @@ def test_digests_are_of_the_elements_and_not_of_their_places_in_memory() -> None
     assert trajectory.digest(torch.tensor([0.0])) != trajectory.digest(torch.tensor([-0.0]))
 
 
-def test_only_rank_0_of_a_run_that_is_asked_records(tmp_path: Path) -> None:
+def test_only_rank_0_records(tmp_path: Path) -> None:
     """Where nothing is sharded; elsewhere there is nothing, and nothing is called at a step."""
-    asked = {worker_environment.TRAJECTORY: str(tmp_path)}
-    assert TrajectoryRecorder.from_environment({}, worker()) is None
     other = worker(1)
-    recorder = TrajectoryRecorder.from_environment(asked, other)
-    assert recorder is not None
-    recorder.begin(build(), at(0), is_exact=True)
+    TrajectoryRecorder(tmp_path, other, build(), at(0), is_exact=True)
     assert other.progress.after_step is None
     assert [] == [*tmp_path.iterdir()]
 
@@ -158,8 +154,7 @@ def test_a_sharded_run_has_the_records_of_a_whole_one(
 def test_a_line_is_written_for_the_beginning_and_for_each_step(tmp_path: Path) -> None:
     """As it was then, though the tensors are changed in place."""
     me, state = worker(), build()
-    wanted = TrajectoryRecorder(tmp_path, me)
-    wanted.begin(state, at(4), is_exact=True)
+    TrajectoryRecorder(tmp_path, me, state, at(4), is_exact=True)
     states = [dict(trajectory.digests(state))]
     for step in (5, 6):
         state.optimizers["optimizer"].step()
@@ -178,8 +173,8 @@ def test_a_run_is_held_after_the_step_until_it_is_asked_to_leave(tmp_path: Path)
     """It says where it is held, and beats meanwhile; a later generation is not held there."""
     me, state = worker(), build()
     trajectory_record.hold_file(tmp_path, 2).touch()
-    wanted, held = TrajectoryRecorder(tmp_path, me), trajectory_record.held_file(tmp_path, 2)
-    wanted.begin(state, at(0), is_exact=False)
+    held = trajectory_record.held_file(tmp_path, 2)
+    wanted = TrajectoryRecorder(tmp_path, me, state, at(0), is_exact=False)
     assert not trajectory_record.exact_file(tmp_path).exists()
     wanted.step(at(1), 1.0)
     assert not held.exists()

@@ -22,6 +22,7 @@ from elasticflow.runtime.data.index_schedule import IndexSchedule
 from elasticflow.runtime.training import ddp
 from elasticflow.runtime.training import evaluation as evaluate
 from elasticflow.runtime.training.ddp import DDPStep
+from tests.runtime.positions import end_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +37,7 @@ def batch(*sizes: int) -> Batch:
     for size in sizes:
         pieces.append((inputs[begin : begin + size], size))
         begin += size
-    return Batch(begin, SCHEDULE.end, list(range(len(pieces))), iter(pieces))
+    return Batch(begin, end_of(SCHEDULE), list(range(len(pieces))), iter(pieces))
 
 
 def mean_step(model: nn.Module, inputs: Tensor) -> Tensor:
@@ -285,9 +286,9 @@ def test_evaluation_that_stops_measures_nothing(me: Any) -> None:
         batch_size=4,
         best="min loss",
         metrics={"m": metric},
-    )
-    assert evaluation.run(SCHEDULE.end) == {}
-    assert (me.stopped, evaluation.best, me.events) == (("good enough", 0), None, [])
+    ).alone()
+    assert evaluation.run(end_of(SCHEDULE)) == {}
+    assert (me.stopped, evaluation.ranking.best, me.events) == (("good enough", 0), None, [])
 
 
 def test_vote_is_settled_with_the_step(me: Any) -> None:
@@ -340,15 +341,15 @@ def loss_step(model: nn.Module, pair: tuple[Tensor, Tensor]) -> Tensor:
 def test_evaluation_weighs_batches_by_their_samples(me: Any) -> None:
     """The metrics are means over all samples, whatever the batch size; the best one is remembered."""
     model, _ = make(me)
-    whole = evaluate.Evaluation(me, model, loss_step, Pairs(), SCHEDULE, batch_size=10)
+    whole = evaluate.Evaluation(me, model, loss_step, Pairs(), SCHEDULE, batch_size=10).alone()
     parts = evaluate.Evaluation(
         me, model, loss_step, Pairs(), SCHEDULE, batch_size=4, best="min error",
         metrics={"error": lambda outputs, targets: (outputs - targets).abs().mean()},
-    )  # fmt: skip
-    found = parts.run(SCHEDULE.end)
-    assert found["loss"] == pytest.approx(whole.run(SCHEDULE.end)["loss"])
-    assert parts.metric_at(SCHEDULE.end) == found["error"] == parts.best
-    assert parts.metric_at(SCHEDULE.start) is None
+    ).alone()  # fmt: skip
+    found = parts.run(end_of(SCHEDULE))
+    assert found["loss"] == pytest.approx(whole.run(end_of(SCHEDULE))["loss"])
+    assert parts.ranking.metric_at(end_of(SCHEDULE)) == found["error"] == parts.ranking.best
+    assert parts.ranking.metric_at(SCHEDULE.start) is None
     assert model.training
 
 
@@ -361,8 +362,8 @@ def test_evaluated_loss_is_a_mean_over_what_the_step_counts(me: Any) -> None:
 
     evaluation = evaluate.Evaluation(
         me, nn.Linear(1, 1), step, Pairs(), SCHEDULE, batch_size=4, uses_loss=False
-    )
-    assert evaluation.run(SCHEDULE.end) == {"loss": 3 * (5 + 6 + 7 + 8 + 9) / 5}
+    ).alone()
+    assert evaluation.run(end_of(SCHEDULE)) == {"loss": 3 * (5 + 6 + 7 + 8 + 9) / 5}
 
 
 def test_best_is_a_number_where_there_is_one(me: Any) -> None:
@@ -377,21 +378,23 @@ def test_best_is_a_number_where_there_is_one(me: Any) -> None:
         batch_size=10,
         best="max m",
         metrics={"m": lambda *_: next(values)},
-    )
+    ).alone()
     bests = []
     for _ in range(4):
-        evaluation.run(SCHEDULE.end)
-        bests.append(evaluation.best)
+        evaluation.run(end_of(SCHEDULE))
+        bests.append(evaluation.ranking.best)
     assert bests[1:] == [3.0, 3.0, 3.0]
 
 
 def test_evaluation_is_due_by_epochs_and_at_the_end(me: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a resume, what was due before is not done again."""
     schedule = IndexSchedule(10, 4, epochs=3)
-    evaluation = evaluate.Evaluation(me, nn.Linear(1, 1), loss_step, Pairs(), schedule, every=("2 epochs",))
+    evaluation = evaluate.Evaluation(
+        me, nn.Linear(1, 1), loss_step, Pairs(), schedule, every=("2 epochs",)
+    ).alone()
     position = schedule.start
     due: list[int] = []
-    monkeypatch.setattr(evaluation, "run", lambda position: due.append(position.step))
+    monkeypatch.setattr(evaluation, "run", lambda position, _: due.append(position.step))
     while not schedule.is_end(position):
         position = schedule.batch(position)[2]
         evaluation.after_step(position)
@@ -403,7 +406,7 @@ def test_best_value_is_that_of_one_source(me: Any, tmp_path: Path, monkeypatch: 
     monkeypatch.syspath_prepend(tmp_path)
     file = tmp_path / "measured_here.py"
     kept: list[float | None] = []
-    made: evaluate.Evaluation | None = None
+    made: evaluate.Evaluations | None = None
     for text in (
         "def m(outputs, targets):\n    return 2.0\n",
         "BESIDE = 1\n\ndef m(outputs,  targets):\n    # as before\n    return 2.0\n",
@@ -415,15 +418,18 @@ def test_best_value_is_that_of_one_source(me: Any, tmp_path: Path, monkeypatch: 
         importlib.invalidate_caches()
         module = importlib.import_module("measured_here")
         given: dict[str, Any] = {"metrics": {"m": module.m}, "best": "max m", "best_of": "measured_here:m"}
-        before, made = made, evaluate.Evaluation(me, nn.Linear(1, 1), loss_step, Pairs(), SCHEDULE, **given)
+        before, made = (
+            made,
+            evaluate.Evaluation(me, nn.Linear(1, 1), loss_step, Pairs(), SCHEDULE, **given).alone(),
+        )
         if before is not None:
             made.load_state_dict(before.state_dict())
-            kept.append(made.metric_at(SCHEDULE.end))
-        made.run(SCHEDULE.end)
+            kept.append(made.ranking.metric_at(end_of(SCHEDULE)))
+        made.run(end_of(SCHEDULE))
     assert kept == [2.0, None]
     assert made is not None
-    assert made.measure is not None
-    assert made.measure.startswith("max m by measured_here:m (source ")
+    assert made.ranking.measure is not None
+    assert made.ranking.measure.startswith("max m by measured_here:m (source ")
 
 
 @pytest.mark.parametrize(
@@ -441,25 +447,26 @@ def test_best_value_is_that_of_one_evaluation(
 ) -> None:
     """Another metric, direction or other data: the value cannot be compared, is looked for anew, and that is told."""
 
-    def make_evaluation(best: str | None, best_of: str | None, data: str) -> evaluate.Evaluation:
+    def make_evaluation(best: str | None, best_of: str | None, data: str) -> evaluate.Evaluations:
         given: dict[str, Any] = {"metrics": {"m": lambda *_: 2.0}, "best": best, "best_of": best_of}
         return evaluate.Evaluation(
             me, nn.Linear(1, 1), loss_step, OpenedDataset(Pairs(), data), SCHEDULE, **given
-        )
+        ).alone()
 
     first = make_evaluation("max m", "metrics:m", "d1")
-    first.run(SCHEDULE.end)
+    first.run(end_of(SCHEDULE))
     state = first.state_dict()
     me.events.clear()
     second = make_evaluation(best, best_of, data)
     second.load_state_dict(state)
-    assert (2.0 if is_kept else None) == second.best == second.metric_at(SCHEDULE.end)
+    assert (2.0 if is_kept else None) == second.ranking.best == second.ranking.metric_at(end_of(SCHEDULE))
     told = [each["measured_by"] for each in me.events if each["event"] == "best.reset"]
     expected = [{"ranked_by": "max m by metrics:m", "source": None, "data": "d1", "weights": "raw"}]
     assert told == ([] if is_kept or best is None else expected)
 
+    (state,) = state["sets"].values()
     del state["ranked_by"]  # an older snapshot, which says the data's identity in its manifest only
     state["data"] = data
     third = make_evaluation("max m", "metrics:m", data)
     third.load_state_dict(state)
-    assert 2.0 == third.best
+    assert 2.0 == third.ranking.best

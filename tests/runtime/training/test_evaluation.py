@@ -12,7 +12,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from elasticflow.errors import MetricError
 from elasticflow.runtime.data.index_schedule import IndexSchedule
-from elasticflow.runtime.training.evaluation import Evaluation
+from elasticflow.runtime.training.evaluation import Evaluation, Evaluations
+from tests.runtime.positions import end_of
 
 SCHEDULE = IndexSchedule(10, 4, epochs=2)
 
@@ -55,7 +56,9 @@ def by_hand(state: dict[str, Any]) -> float:
         return float(mse_loss(model.eval()(inputs), targets))
 
 
-def evaluation(me: Any, model: nn.Module, average: AveragedModel | None = None, **options: Any) -> Evaluation:
+def evaluation(
+    me: Any, model: nn.Module, average: AveragedModel | None = None, **options: Any
+) -> Evaluations:
     """Return one that goes by the least loss."""
     return Evaluation(
         me,
@@ -67,7 +70,7 @@ def evaluation(me: Any, model: nn.Module, average: AveragedModel | None = None, 
         best="min loss",
         average=average,
         **options,
-    )
+    ).alone()
 
 
 def test_what_is_measured_is_the_average_as_it_would_be_exported(me: Any) -> None:
@@ -75,11 +78,11 @@ def test_what_is_measured_is_the_average_as_it_would_be_exported(me: Any) -> Non
     model, average = trained()
     exported = {k.removeprefix("module."): v for k, v in average.state_dict().items() if k != "n_averaged"}
     measured = evaluation(me, model, average)
-    found = measured.run(SCHEDULE.end)
+    found = measured.run(end_of(SCHEDULE))
     assert found["loss"] == pytest.approx(by_hand(exported))
     assert found["loss"] != pytest.approx(by_hand(model.state_dict()))
     (line,) = me.events
-    assert (line["weights"], line["eval"], line["best"], measured.best) == (
+    assert (line["weights"], line["eval"], line["best"], measured.ranking.best) == (
         "ema",
         found,
         found["loss"],
@@ -94,10 +97,10 @@ def test_both_are_measured_on_request_and_best_goes_by_the_average(me: Any) -> N
     """The weights that are trained stand beside it, under a name of their own."""
     model, average = trained()
     measured = evaluation(me, model, average, also_raw=True)
-    found = measured.run(SCHEDULE.end)
+    found = measured.run(end_of(SCHEDULE))
     (line,) = me.events
     assert line["eval_raw"]["loss"] == pytest.approx(by_hand(model.state_dict()))
-    assert (line["eval"], line["weights"], measured.best) == (found, "ema", found["loss"])
+    assert (line["eval"], line["weights"], measured.ranking.best) == (found, "ema", found["loss"])
     assert model.training
 
 
@@ -105,7 +108,7 @@ def test_each_module_is_in_the_mode_that_it_had(me: Any) -> None:
     """A BatchNorm that is frozen by its mode stays so, in a model that trains."""
     model, average = trained()
     model[0].eval()  # type: ignore[index]
-    evaluation(me, model, average, also_raw=True).run(SCHEDULE.end)
+    evaluation(me, model, average, also_raw=True).run(end_of(SCHEDULE))
     assert [module.training for module in model.modules()] == [True, False, True]
     assert all(module.training for module in average.modules())
 
@@ -113,7 +116,7 @@ def test_each_module_is_in_the_mode_that_it_had(me: Any) -> None:
 def test_without_an_average_the_weights_are_called_raw(me: Any) -> None:
     """An evaluation line always says whose metrics it holds."""
     model, _ = trained()
-    evaluation(me, model).run(SCHEDULE.end)
+    evaluation(me, model).run(end_of(SCHEDULE))
     assert me.events[0]["weights"] == "raw"
 
 
@@ -122,13 +125,14 @@ def test_a_best_value_of_other_weights_does_not_count(me: Any, *, says: bool) ->
     """The raw weights' best is no measure of the average's, also where an older snapshot does not say whose it is."""
     model, average = trained()
     raw = evaluation(me, model)
-    raw.run(SCHEDULE.end)
-    state = raw.state_dict() if says else {k: v for k, v in raw.state_dict().items() if k != "weights"}
+    raw.run(end_of(SCHEDULE))
+    (of_set,) = raw.state_dict()["sets"].values()
+    state = raw.state_dict() if says else {k: v for k, v in of_set.items() if k != "weights"}
     raw.load_state_dict(state)
-    assert raw.best is not None
+    assert raw.ranking.best is not None
     averaged = evaluation(me, model, average)
     averaged.load_state_dict(state)
-    assert (averaged.best, averaged.metric_at(SCHEDULE.end)) == (None, None)
+    assert (averaged.ranking.best, averaged.ranking.metric_at(end_of(SCHEDULE))) == (None, None)
 
 
 def test_an_evaluation_line_counts_epochs_as_step_lines_do(me: Any) -> None:
@@ -191,16 +195,18 @@ def test_a_step_of_the_evaluations_own(me: Any) -> None:
         batch_size=4,
         uses_loss=False,
         best="max precision",
-    )
-    assert measured.run(SCHEDULE.end) == {"precision": 1.0, "boxes": pytest.approx(1.9)}
-    assert measured.best == 1.0
+    ).alone()
+    assert measured.run(end_of(SCHEDULE)) == {"precision": 1.0, "boxes": pytest.approx(1.9)}
+    assert measured.ranking.best == 1.0
 
 
 def test_a_step_returns_a_pair(me: Any) -> None:
     """Anything else is named."""
-    wrong = Evaluation(me, Detector(), None, Pairs(), SCHEDULE, step=lambda model, batch: model(batch[0]))
+    wrong = Evaluation(
+        me, Detector(), None, Pairs(), SCHEDULE, step=lambda model, batch: model(batch[0])
+    ).alone()
     with pytest.raises(MetricError, match=r"evaluation\.step returned list of 10"):
-        wrong.run(SCHEDULE.end)
+        wrong.run(end_of(SCHEDULE))
 
 
 def test_a_metric_that_raises_says_what_it_was_called_with(me: Any) -> None:
@@ -212,9 +218,39 @@ def test_a_metric_that_raises_says_what_it_was_called_with(me: Any) -> None:
     step = nn.Linear(1, 1)
     wrong = Evaluation(
         me, step, loss_step, Pairs(), SCHEDULE, metrics={"size": shape}, batch_size=4, uses_loss=False
-    )
+    ).alone()
     with pytest.raises(AttributeError) as raised:
-        wrong.run(SCHEDULE.end)
+        wrong.run(end_of(SCHEDULE))
     (note,) = raised.value.__notes__
     assert note.startswith("evaluation.metrics.size was called with (model, batch), a Linear and list of 2")
     assert "evaluation.step" in note
+
+
+def test_a_job_may_name_its_only_set_or_leave_one_of_several(me: Any) -> None:
+    """The best value stays with the set that ranks snapshots, and what was owed is."""
+    model, _ = trained()
+    alone, fresh = evaluation(me, model), evaluation(me, model)
+    alone.run(end_of(SCHEDULE))
+
+    def several() -> Evaluations:
+        given = me, model, loss_step, Pairs(), SCHEDULE
+        return Evaluations(
+            me, SCHEDULE, {"a": Evaluation(*given), "b": Evaluation(*given, batch_size=4, best="min loss")}
+        )
+
+    named = several()
+    named.load_state_dict({**alone.state_dict(), "owed": [""]})
+    assert (named.ranking.best, named.is_owed) == (alone.ranking.best, True)
+    fresh.load_state_dict(named.state_dict())
+    assert (fresh.ranking.best, fresh.is_owed) == (alone.ranking.best, True)
+
+
+def test_of_several_sets_those_are_measured_whose_time_has_come(me: Any) -> None:
+    """Once the vote of a step says that one is due by the clock."""
+    given = me, nn.Linear(1, 1), loss_step, Pairs(), SCHEDULE
+    sets = {name: Evaluation(*given, every=(every,)) for name, every in (("a", "5 s"), ("b", "60 min"))}
+    several = Evaluations(me, SCHEDULE, sets)
+    me.vote.evaluation = True
+    sets["a"]._last_time -= 10
+    several.after_step(SCHEDULE.batch(SCHEDULE.start)[2])
+    assert ["a.loss"] == [name for line in me.events for name in line["eval"]]

@@ -17,6 +17,7 @@ from elasticflow.runtime.data.index_loader import Batch
 from elasticflow.runtime.data.index_schedule import IndexSchedule
 from elasticflow.runtime.training import exact
 from elasticflow.runtime.training.exact import EarlyBuckets, ExactStep
+from tests.runtime.positions import end_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -50,7 +51,7 @@ class Net(nn.Module):
 def batch(shards: int) -> Batch:
     """Return all inputs, cut into that many pieces."""
     pieces = [(piece, len(piece)) for piece in INPUTS.chunk(shards)]
-    return Batch(len(INPUTS), IndexSchedule(8, 8, epochs=1).end, list(range(shards)), iter(pieces))
+    return Batch(len(INPUTS), end_of(IndexSchedule(8, 8, epochs=1)), list(range(shards)), iter(pieces))
 
 
 def step(model: nn.Module, inputs: Tensor) -> Tensor:
@@ -177,7 +178,7 @@ def test_counts_are_whole_though_code_of_the_job_has_made_half_precision_the_def
     try:
         _, group = make(me, lambda m, x: (step(m, x).sum(), 257), shards=1)
         group.forward_backward(
-            Batch(8, IndexSchedule(8, 8, epochs=1).end, [0], iter([(INPUTS.bfloat16(), 8)]))
+            Batch(8, end_of(IndexSchedule(8, 8, epochs=1)), [0], iter([(INPUTS.bfloat16(), 8)]))
         )
     finally:
         torch.set_default_dtype(torch.float32)

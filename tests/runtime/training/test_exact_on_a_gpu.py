@@ -14,6 +14,7 @@ from elasticflow.runtime.data.index_schedule import IndexSchedule
 from elasticflow.runtime.process.random_streams import Generators
 from elasticflow.runtime.training.exact import ExactStep
 from tests.gpu.marks import DEVICES
+from tests.runtime.positions import end_of
 from tests.runtime.stored import bits
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def test_gradients_have_the_same_bits_whatever_lies_in_memory(
         kept += [torch.ones(1001 * number, device=device) for number in range(others)]
         step = ExactStep(me, model, mean_loss, virtual_shards=_SHARDS, precision="fp32", on_nonfinite="stop")
         whole = samples * _SHARDS
-        position = IndexSchedule(whole, whole, epochs=1).end
+        position = end_of(IndexSchedule(whole, whole, epochs=1))
         moved = iter([(piece.to(device), samples) for piece in pieces])
         step.forward_backward(Batch(whole, position, list(range(_SHARDS)), moved))
         gradients = [parameter.grad for parameter in model.parameters()]

@@ -17,6 +17,7 @@ from elasticflow.runtime.data.index_schedule import IndexSchedule
 from elasticflow.runtime.training.ddp import DDPStep
 from elasticflow.runtime.training.exact import ExactStep
 from elasticflow.runtime.training.loss import parse_loss, with_count
+from tests.runtime.positions import end_of
 
 LOSS = torch.tensor(2.0, requires_grad=True)
 SCHEDULE = IndexSchedule(6, 6, epochs=1)
@@ -92,7 +93,7 @@ def pieces(*sizes: int) -> Batch:
         ((WORDS[end - size : end], LABELS[end - size : end]), size)
         for end, size in zip(ends, sizes, strict=True)
     ]
-    return Batch(sum(sizes), SCHEDULE.end, list(range(len(sizes))), iter(data))
+    return Batch(sum(sizes), end_of(SCHEDULE), list(range(len(sizes))), iter(data))
 
 
 def step_of(form: str, weights: Tensor | None) -> Any:

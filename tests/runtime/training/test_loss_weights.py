@@ -13,6 +13,7 @@ from elasticflow import StopTraining
 from elasticflow.runtime.data.index_schedule import IndexSchedule
 from elasticflow.runtime.training import evaluation
 from elasticflow.runtime.training.loss_weights import FirstLook, counts_of_labels, difference
+from tests.runtime.positions import end_of
 
 LABELS = torch.tensor([[1, 2, 0], [1, -100, -100], [2, -100, 1], [0, 0, -100], [2, 2, 2], [0, -100, -100]])
 WORDS = torch.arange(18).reshape(6, 3) % 5
@@ -134,16 +135,18 @@ def test_the_first_evaluation_tells_once_in_a_run(me: Any) -> None:
     """Before its first batch; not in later ones, nor in a run that resumes from a snapshot."""
     data = list(zip(WORDS, LABELS, strict=True))
 
-    def evaluated(state: dict[str, Any] | None = None) -> evaluation.Evaluation:
+    def evaluated(state: dict[str, Any] | None = None) -> evaluation.Evaluations:
         schedule = IndexSchedule(6, 6, epochs=2)
-        made = evaluation.Evaluation(me, model(), over_tokens, data, schedule, batch_size=4, uses_loss=False)
+        made = evaluation.Evaluation(
+            me, model(), over_tokens, data, schedule, batch_size=4, uses_loss=False
+        ).alone()
         if state is not None:
             made.load_state_dict(state)
-        made.run(schedule.end)
+        made.run(end_of(schedule))
         return made
 
     before = evaluated()
-    before.run(IndexSchedule(6, 6, epochs=2).end)
+    before.run(end_of(IndexSchedule(6, 6, epochs=2)))
     (told,) = [each for each in me.events if each["event"] == "loss.unweighed"]
     assert "model.loss_count" in told["help"]
     me.events.clear()

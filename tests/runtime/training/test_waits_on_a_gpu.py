@@ -19,6 +19,7 @@ from elasticflow.runtime.training.ddp import DDPStep
 from elasticflow.runtime.training.exact import ExactStep
 from elasticflow.runtime.training.manual_step import ManualStep
 from tests.gpu.marks import DEVICES
+from tests.runtime.positions import end_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -76,7 +77,7 @@ def batch(kind: str, device: torch.device) -> Batch:
     if kind == "manual":
         return Batch(8, Position(1, 8, 0, 8, False), [3], iter([(torch.randn(8, 8, device=device), 8)]))
     pieces = [(torch.randn(2, 8, device=device), 2) for _ in range(_PIECES)]
-    return Batch(8, IndexSchedule(8, 8, epochs=1).end, list(range(_PIECES)), iter(pieces))
+    return Batch(8, end_of(IndexSchedule(8, 8, epochs=1)), list(range(_PIECES)), iter(pieces))
 
 
 @pytest.mark.parametrize("kind", ["ddp", "exact", "manual"])

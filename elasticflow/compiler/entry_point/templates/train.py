@@ -22,7 +22,6 @@ from elasticflow.runtime.data.mixture import MixedDataset  # = import.mixture
 from elasticflow.runtime.data.order.order import Order  # = import.order
 from elasticflow.runtime.data.shard_loader import open_shards  # = import.shards
 from elasticflow.runtime.evaluation.metric import Metric  # = import.metric
-from elasticflow.runtime.evaluation.several import Evaluations  # = import.several
 from elasticflow.runtime.evaluation.stop_when import StopWhen  # = import.stop_when
 from elasticflow.runtime.loop.batch import Batch
 from elasticflow.runtime.loop.hooks import Hook, Hooks  # = import.hooks
@@ -35,7 +34,7 @@ from elasticflow.runtime.training.deferred_build import DeferredBuild  # = impor
 from elasticflow.runtime.training.shard_model import shard_model  # = import.sharding
 from elasticflow.runtime.snapshot.snapshots import Keep, Policy, load_weights  # = import.snapshots
 from elasticflow.runtime.training.channels_last import to_channels_last  # = import.channels
-from elasticflow.runtime.training.evaluation import Evaluation  # = import.evaluation
+from elasticflow.runtime.training.evaluation import Evaluation, Evaluations  # = import.evaluation
 from elasticflow.runtime.training.gradient_checkpointing import checkpoint_activations  # = import.ac
 from elasticflow.runtime.training.loss import with_count  # = import.count
 from elasticflow.runtime.training.metric_schedule import MetricSchedule  # = import.metric_schedule

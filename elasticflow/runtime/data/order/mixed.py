@@ -41,7 +41,6 @@ class MixedOrder:
 
     Args:
         shares: How often each set is drawn, as whole numbers that count relative to their sum (at most 2**50).
-        places: Samples that make an epoch of the mixture; None: as many as all sets have together.
 
     Attributes:
         has_repeats: A sample may come more than once in an epoch.
@@ -49,11 +48,10 @@ class MixedOrder:
 
     has_repeats = True
 
-    def __init__(
-        self, sizes: Sequence[int], shares: Sequence[int], seed: int, places: int | None = None
-    ) -> None:
+    def __init__(self, sizes: Sequence[int], shares: Sequence[int], seed: int) -> None:
         self._sizes, self._shares = tuple(sizes), tuple(shares)
-        self._places = sum(sizes) if places is None else places
+        # Samples that make an epoch of the mixture.
+        self._places = sum(sizes)
         self._lengths = np.array(sizes, dtype=np.int64)
         self._starts = np.cumsum([0, *sizes], dtype=np.int64)
         self._below = list(accumulate(shares, initial=0))

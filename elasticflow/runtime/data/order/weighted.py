@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -42,11 +42,13 @@ class WeightedOrder:
         sums *= 2.0**_BITS
         self._ends = sums.astype(np.int64)
         self._keys = [np.uint64(seed_of(seed, "draws", number)) for number in range(2)]
-        self.record: OrderRecord = self._record()
-
-    def _record(self) -> dict[str, Any]:
         numbers = digest_of(self._ends)
-        return {"kind": "weighted", "version": VERSION, "places": self._places, "numbers": numbers}
+        self.record: OrderRecord = {
+            "kind": "weighted",
+            "version": VERSION,
+            "places": self._places,
+            "numbers": numbers,
+        }
 
     def __len__(self) -> int:
         return self._places

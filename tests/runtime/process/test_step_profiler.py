@@ -17,8 +17,8 @@ from elasticflow.protocol.messages import ProfileRequest
 from elasticflow.protocol.worker_environment import HEARTBEAT, HELD, PROFILE
 from elasticflow.run_folder import RunFolder
 from elasticflow.runtime.measuring.marks import mark
-from elasticflow.runtime.measuring.step_profiler import StepProfiler
 from elasticflow.runtime.process.step_log import Heartbeat
+from elasticflow.runtime.process.step_profiler import StepProfiler
 from elasticflow.system.shared_memory import memory_file
 
 if TYPE_CHECKING:

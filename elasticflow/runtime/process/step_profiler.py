@@ -6,7 +6,7 @@ import gzip
 import json
 import shutil
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
 from elasticflow.protocol.json_codec import from_json
@@ -18,20 +18,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from elasticflow.run_folder import RunFolder
+    from elasticflow.runtime.process.step_log import Heartbeat
 
 
 # The others wait for this rank meanwhile: a fifth of the time of the default, and little larger.
 _COMPRESSION = 3
-
-
-class Heartbeat(Protocol):
-    """This rank's (`runtime/process/step_log.py`)."""
-
-    def requested_profile(self) -> int:
-        """Return the number of the newest request for a trace; 0: none."""
-
-    def phase(self, name: str) -> str:
-        """Say what this rank is doing; return the phase before."""
 
 
 class StepProfiler:
@@ -61,34 +52,31 @@ class StepProfiler:
     def after_step(self, step: int) -> None:
         """Begin, continue with or end a trace; called by every rank after each step, *step* is the number of finished ones."""
         number = self._heartbeat.requested_profile()
-        if self._trace is None and number == self._answered:
-            return
-        try:
-            if self._trace is None:
-                self._answered = number
-                self._trace = self._begin(number, step)
-            elif self._trace.step(step):
-                self._end(self._trace)
-        except Exception as error:  # noqa: BLE001  # whatever the profiler or the disk raises
-            self._fail(f"{type(error).__name__}: {error}")
+        if self._trace is None and number != self._answered:
+            self._answered = number
+            self._try(lambda: self._begin(step))
+        elif self._trace is not None:
+            trace = self._trace
+            self._try(lambda: self._end(trace) if trace.step(step) else None)
 
     def finish(self) -> None:
         """End a trace early with the steps that it has: no further one is made by this process."""
-        if self._trace is None:
-            return
+        if (trace := self._trace) is not None:
+            self._try(lambda: self._end(trace))
+
+    def _try(self, act: Callable[[], None]) -> None:
         try:
-            self._end(self._trace)
-        except Exception as error:  # noqa: BLE001  # as above
+            act()
+        except Exception as error:  # noqa: BLE001  # whatever the profiler or the disk raises
             self._fail(f"{type(error).__name__}: {error}")
 
-    def _begin(self, number: int, step: int) -> _Trace:
-        request = from_json(ProfileRequest, json.loads(self._folder.profile_request(number).read_bytes()))
-        place = self._folder.trace(number, self._rank)
-        trace = _Trace(request, number, place, device_type=self._device_type)
-        trace.begin(step)
+    def _begin(self, step: int) -> None:
+        text = self._folder.profile_request(self._answered).read_bytes()
+        request = from_json(ProfileRequest, json.loads(text))
+        place = self._folder.trace(self._answered, self._rank)
+        self._trace = _Trace(request, place, step, device_type=self._device_type)
         # The first step of a trace only warms up.
-        self._event(events.PROFILE_STARTED, profile=number, step=step + 1, steps=request.steps)
-        return trace
+        self._event(events.PROFILE_STARTED, profile=self._answered, step=step + 1, steps=request.steps)
 
     def _end(self, trace: _Trace) -> None:
         """Write the trace; it is there as a whole, or not at all."""
@@ -96,11 +84,11 @@ class StepProfiler:
         self._trace = None
         began = time.monotonic()
         if not trace.end():
-            self._fail("the run ended before a step was recorded", trace.number)
+            self._fail("the run ended before a step was recorded")
         else:
             self._event(
                 events.PROFILE_FINISHED,
-                profile=trace.number,
+                profile=self._answered,
                 path=str(trace.path),
                 first_step=trace.first,
                 last_step=trace.last,
@@ -110,31 +98,22 @@ class StepProfiler:
         self._heartbeat.phase(before)
         self._go_on()
 
-    def _fail(self, reason: str, number: int | None = None) -> None:
+    def _fail(self, reason: str) -> None:
         self._trace = None
         marks.record(is_on=False)
-        number = self._answered if number is None else number
-        self._event(events.PROFILE_FAILED, profile=number, reason=reason)
+        self._event(events.PROFILE_FAILED, profile=self._answered, reason=reason)
 
 
 class _Trace:
-    """One trace of torch's profiler: a step that warms up, then those that are recorded."""
+    """One trace of torch's profiler, which begins after *step*: a step that warms up, then those that are recorded."""
 
-    def __init__(self, request: ProfileRequest, number: int, path: Path, *, device_type: str) -> None:
-        self.number, self.path = number, path
-        self._request, self._device_type = request, device_type
-        self._profiler: Any = None
-        self.first = self.last = 0
-        self._is_written = False
-
-    def begin(self, step: int) -> None:
-        """Begin after *step*."""
+    def __init__(self, request: ProfileRequest, path: Path, step: int, *, device_type: str) -> None:
         from torch.profiler import ProfilerActivity, profile, schedule
 
-        kernels = getattr(ProfilerActivity, self._device_type.upper(), ProfilerActivity.CPU)
-        request = self._request
+        self.path, self._request, self._is_written = path, request, False
         self.first = self.last = step + 1
-        self._profiler = profile(
+        kernels = getattr(ProfilerActivity, device_type.upper(), ProfilerActivity.CPU)
+        self._profiler: Any = profile(
             activities={ProfilerActivity.CPU, kernels},
             schedule=schedule(wait=0, warmup=1, active=request.steps, repeat=1),
             on_trace_ready=self._write,

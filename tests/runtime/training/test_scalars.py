@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from elasticflow.errors import StepResultError
-from elasticflow.runtime.measuring.scalars import MOST, Scalars, scalars_in
+from elasticflow.runtime.training.scalars import MOST, Scalars, scalars_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,10 +33,11 @@ class Ranks:
         self._meeting = threading.Barrier(world_size)
         self.gathered = 0
         self.votes = [SimpleNamespace(names_wanted=False, names=False) for _ in range(world_size)]
-        self._ranks = [
-            Scalars(SimpleNamespace(vote=vote, gather_text=self._gather(rank), scalar_names=names), SHARDS)
+        workers: list[Any] = [
+            SimpleNamespace(vote=vote, gather_text=self._gather(rank), scalar_names=names)
             for rank, (vote, names) in enumerate(zip(self.votes, self.names, strict=True))
         ]
+        self._ranks = [Scalars(worker, SHARDS) for worker in workers]
 
     def _gather(self, rank: int) -> Any:
         def gather(text: str) -> list[str]:
@@ -161,7 +162,8 @@ def test_scalars_are_numbers_and_tensors_without_dimensions() -> None:
 def one() -> Scalars:
     """Return the scalars of one rank without shards."""
     vote = SimpleNamespace(names_wanted=False, names=True)
-    return Scalars(SimpleNamespace(vote=vote, gather_text=lambda text: [text], scalar_names=[]), 1)
+    worker: Any = SimpleNamespace(vote=vote, gather_text=lambda text: [text], scalar_names=[])
+    return Scalars(worker, 1)
 
 
 @pytest.mark.parametrize("name", ["lr", "grad_norm", "samples_per_s", "eval", "step"])

@@ -10,7 +10,7 @@ that was interrupted has the last digit it would have had.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,31 +21,13 @@ from elasticflow.protocol import run_files
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from elasticflow.runtime.process.context import Worker
+
 LOSS_KEYS = frozenset({"loss", "count"})
 MOST = 64
 """Scalars of one job."""
 NUM_PLACES = 2 * MOST
 """Numbers that travel: sum and weight of each."""
-
-
-class AnyVote(Protocol):
-    """Tells all ranks that some rank met a new name: `runtime/process/votes.py`."""
-
-    names_wanted: bool
-    names: bool
-
-
-class AnyWorker(Protocol):
-    """A worker, as far as it is needed here."""
-
-    scalar_names: list[str]
-
-    @property
-    def vote(self) -> AnyVote:
-        """Scalars of the current step."""
-
-    def gather_text(self, text: str) -> list[str]:
-        """Return every rank's *text*, by rank. Collective: every rank."""
 
 
 Sums = dict[str, tuple[float | Tensor, float]]
@@ -105,7 +87,7 @@ class Scalars:
         leaves: Number of parts, over all ranks, that a batch is cut into; sums are added in the order of the parts.
     """
 
-    def __init__(self, worker: AnyWorker, leaves: int) -> None:
+    def __init__(self, worker: Worker, leaves: int) -> None:
         self._worker, self._leaves = worker, leaves
         # Names met since the run began or resumed, the same on every rank.
         self._met: set[str] = set()
