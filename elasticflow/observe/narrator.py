@@ -252,7 +252,8 @@ class RunNarrator:
         if self._history.script is None or line is None:
             return line
         name, kind = str(record.get("name")), str(record.get("type"))
-        if kind.startswith("a "):  # a message of the kept model
+        # A message of the kept model, or of a dataset.
+        if "help" not in record:
             return line
         return replace(line, text=f"no snapshot holds {name}, a {kind}: {record.get('help')}")
 

@@ -225,13 +225,15 @@ def test_what_a_loop_of_a_script_left_out_or_reads_itself_is_told_in_its_words()
         [
             event(1, "script.started", script="train.py", seconds_since_failure=None),
             event(2, "state.left_out", name="loader", type="own.Loader", help="run.keep(loader=loader)"),
+            event(2, "state.left_out", name="dataset", type="own.Stream"),
             event(3, "data.own", kept=[]),
             event(4, "data.own", kept=["loader"]),
         ]
     )
     assert lines[1].text == "no snapshot holds loader, a own.Loader: run.keep(loader=loader)"
-    assert ["warning", "note"] == [line.symbol for line in lines[2:]]
-    assert ("with the state of loader",) == lines[3].more
+    assert "None" not in lines[2].text
+    assert ["warning", "note"] == [line.symbol for line in lines[3:]]
+    assert ("with the state of loader",) == lines[4].more
 
 
 def test_a_script_that_runs_again_is_not_said_to_go_on() -> None:

@@ -48,7 +48,7 @@ class OwnData:
         self._ranks = (0, 0, 0)
         self._losses: list[list[str]] = []
         self._looks_for_draws = self._has_looked_for_workers = False
-        # After `seed`, to see if the next pass draws.
+        # After `seed`, to see draws since then.
         self._words_before: list[Any] | None = None
 
     def note_seeds(self) -> None:
@@ -62,11 +62,19 @@ class OwnData:
 
     def note_resumed(self) -> None:
         """Note that the first pass of a resumed run has ended, before which `seed` was not called: look if passes draw."""
-        self._looks_for_draws = True
+        self._looks_for_draws, self._words_before = True, None
+
+    def begin_pass(self, step: int) -> None:
+        """Seed the generators again for the pass after *step*, if the code behind `Run.step` may have drawn."""
+        # Draws on a device are not seen.
+        is_seen = self._worker.device.type == "cpu" and self._worker.generators.can_look
+        if self._words_before is not None and not (is_seen and self._words_before == self._words()):
+            self._words_before = None
+            self.seed(step)
 
     def seed(self, step: int) -> None:
         """Seed the generators for the pass after *step*."""
-        if self._words_before is not None and self._words_before != self._words():
+        if self._looks_for_draws and self._words_before is not None and self._words_before != self._words():
             self._looks_for_draws = False
             self._warn(
                 "the first pass after this restart drew the random numbers of the run's first pass, and other passes draw numbers, too: "
@@ -77,7 +85,7 @@ class OwnData:
         )
         self._worker.generators.seed_model(of_torch)
         random_streams.seed_two(of_python, of_numpy)
-        self._words_before = self._words() if self._looks_for_draws else None
+        self._words_before = self._words()
 
     def warn_of_workers(self) -> None:
         """Warn, after an epoch, of loader processes that live on: no restart has the states of their random generators."""

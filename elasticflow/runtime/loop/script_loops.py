@@ -40,19 +40,28 @@ class OwnLoop(NamedTuple):
 def own_loop_at(frame: FrameType) -> OwnLoop | None:
     """Return the loop in whose head *frame* is: `while run.position.step < 100:`, or `for step in range(run.position.step, 100):`.
 
-    None if no `run.step(samples=...)` stands in its body, or if it is inside another loop, whose code a restart would repeat.
+    None if no `run.step(samples=...)` stands in its body, at its end in a `for`, or if it is inside another loop, whose code a
+    restart would repeat.
     """
-    line = frame.f_lineno
-    loops = loops_around(frame.f_code.co_filename, line)
-    if len(loops) != 1 or not any(map(_steps, loops[0].body)):
+    lines = _lines_of_loop(frame.f_code.co_filename, frame.f_lineno)
+    return None if lines is None else OwnLoop(frame, *lines)
+
+
+@cache
+def _lines_of_loop(file: str, line: int) -> tuple[int, int] | None:
+    loops = loops_around(file, line)
+    if len(loops) != 1:
         return None
-    head = loops[0].test if isinstance(loops[0], ast.While) else loops[0].iter
+    loop = loops[0]
+    is_while = isinstance(loop, ast.While)
+    head = loop.test if isinstance(loop, ast.While) else loop.iter
     is_range = isinstance(head, ast.Call) and isinstance(head.func, ast.Name) and head.func.id == "range"
-    # The head of another `for` may make an iterator of a loader, whose order comes from draws.
-    is_known = isinstance(loops[0], ast.While) or is_range
+    # The head of another `for` may make an iterator of a loader, whose order comes from draws. That of a `for` is read once, so
+    # that nothing tells of draws between a step and the next pass, which a restart does not make.
+    is_known = any(map(_steps, loop.body)) if is_while else is_range and _steps(loop.body[-1])
     if not is_known or not head.lineno <= line <= (head.end_lineno or 0):
         return None
-    return OwnLoop(frame, loops[0].lineno, loops[0].body[-1].end_lineno or 0)
+    return loop.lineno, loop.body[-1].end_lineno or 0
 
 
 def _steps(node: ast.AST) -> bool:

@@ -46,7 +46,7 @@ from elasticflow.system import fault_injection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from types import FrameType
+    from types import CodeType, FrameType
 
     from elasticflow.protocol.snapshot_settings import SnapshotSettings
     from elasticflow.runtime.data.order.order import Order
@@ -90,7 +90,7 @@ class TrainingLoop:
         gradients: As above.
         hooks: Hooks of the job; None: it has none.
         wrapped: `id` of the parameters that were trained when `Run.wrap` was called.
-        exit_status: As the script gave it to `sys.exit` last.
+        has_failed: Tells whether the script has ended by `sys.exit` with an error.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class TrainingLoop:
         self._step: LoopStep | None = None
         self._lockstep: Lockstep | None = None
         self.wrapped: set[int] = set()
-        self.exit_status: Any = None
+        self.has_failed: Callable[[], bool] = lambda: False
         self._is_training = self._is_over = self._counts_on_snapshot = False
         # The code behind `step` in this pass belongs to the step: what is due is taken before the next pass.
         self._is_owing = self._is_in_steps = self._are_steps_over = False
@@ -126,6 +126,8 @@ class TrainingLoop:
         self._began_after = 0  # step
         # Before the first step of a resumed run: the loop that the script has come to.
         self._own_loop: OwnLoop | None = None
+        # Step and loop of the newest pass that a loop's head has begun.
+        self._begun: tuple[int, CodeType, int] | None = None
         # Tells whether the first pass of a resumed run had its generators seeded.
         self._is_seeded: Callable[[], bool] = lambda: False
         self._handled = sys.exception()  # the whole run may be in an `except` of the script's
@@ -269,20 +271,30 @@ class TrainingLoop:
                 if self.position.step == before:
                     raise StateError(f"run.step was not called in step {before + 1}", MISSING)
                 self._take_owed()
+                self._own_data.begin_pass(self.position.step)
             self._are_steps_over = not self.worker.should_leave
         finally:
             self._is_in_steps = False
 
     def note_reader(self, frame: FrameType) -> None:
-        """Note that *frame* reads where the run stands: in the head of a loop, a resumed run continues there, as in `steps`."""
-        snapshots = None if self._kept is None else self._kept[0]
-        if self._is_training or self._script is None or snapshots is None or snapshots.restored is None:
+        """Note that *frame* reads where the run stands: the head of a loop begins a pass, by which a resumed run continues, as in `steps`."""
+        if self._script is None or self._kept is None or self.schedule.steps is not None:
             return
         loop = own_loop_at(frame)
-        # Later passes of the same loop, before its first step, have other draws.
-        if loop is not None and loop != self._own_loop:
-            self._own_loop = loop
+        if loop is None:
+            return
+        snapshots, _ = self._kept
+        if not self._is_training and loop != self._own_loop:
+            self._own_loop, self._is_seeded = loop, loop.is_running
             snapshots.begin_pass(loop.is_running)
+        # Later passes before the next step have other draws.
+        begun = self.position.step, frame.f_code, loop.first
+        if begun == self._begun:
+            return
+        self._begun = begun
+        if self._is_training:
+            self._own_data.begin_pass(self.position.step)
+        else:
             self._seed_first_pass(snapshots, loop.is_running)
 
     def _seed_first_pass(self, snapshots: Snapshots, is_here: Callable[[], bool] = lambda: True) -> None:
@@ -696,7 +708,7 @@ class TrainingLoop:
             with suppress(RuntimeError):
                 self._meet(Call.LEAVE, _GOODBYE_S)
             is_over = self._are_steps_over or self.schedule.is_end(self.position)
-            has_failed = self.is_finished and self.exit_status
+            has_failed = self.is_finished and self.has_failed()
             if self._pass.is_closed and (self.worker.should_leave or is_over) and not has_failed:
                 self._close_loop()  # as ranks that called `finish` do
                 self._end()

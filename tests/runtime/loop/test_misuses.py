@@ -410,6 +410,7 @@ for step in run.steps(15):
     run.step(loss=loss, samples=8)
     if START == 1 and run.position.step == 8:
         die()
+    torch.rand(())
 assert run.is_finished
 run.finish()
 """
@@ -501,6 +502,7 @@ while run.position.step < {end} and not run.should_leave:
     run.step(loss=loss, samples=8)
     if START == 1 and run.position.step == 6:
         die()
+    torch.rand(())
 """
 HEAD_OF_PASS = f"""
 class Two(Counter):

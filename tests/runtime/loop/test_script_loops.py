@@ -54,6 +54,7 @@ def read(folder: Path, script: str) -> Reader:
         f"while run.position.step < 2:\n    {PASS}",
         f"while (\n    1 and run.position.step\n) < 2:\n    {PASS}",
         f"for step in range(run.position.step, 2):\n    if True:\n        {PASS}",
+        f"while run.position.step < 2:\n    {PASS}\n    pass",
         f"def train():\n    while run.position.step < 2:\n        for _ in range(3): pass\n        {PASS}\ntrain()",
     ],
 )
@@ -69,6 +70,7 @@ def test_a_head_whose_passes_are_steps(tmp_path: Path, script: str) -> None:
     "script",
     [
         f"step = run.position.step\nwhile step < 2:\n    {PASS}\n    step += 1",
+        f"for step in range(run.position.step, 2):\n    {PASS}\n    pass",
         f"while run.steps < 2:\n    step = run.position.step\n    {PASS}",
         f"for step in zip(range(run.position.step, 2)):\n    {PASS}",
         f"for phase in range(1):\n    while run.position.step < 2:\n        {PASS}",
