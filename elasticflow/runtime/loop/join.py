@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import opcode
 import os
 import sys
 from dataclasses import replace
@@ -26,7 +25,6 @@ from elasticflow.system.units import parse_interval
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import FrameType
 
     from elasticflow.protocol.snapshot_settings import SnapshotSettings
     from elasticflow.runtime.measuring.speed import Measures
@@ -251,21 +249,14 @@ def _member(chosen: LoopSettings, place: Path, shard: int | str | Sharding | Non
 
 def _note_exits(loop: TrainingLoop) -> None:
     """Tell *loop* of `sys.exit(1)`: functions of `atexit` cannot ask for the exit code, and a script that failed is not finished."""
-    exits, script = sys.exit, sys._getframe()  # noqa: SLF001
-    while script.f_back is not None:
-        script = script.f_back
+    exits = sys.exit
 
     def noted(status: Any = None, /) -> NoReturn:
-        # A script that catches the exit, as that of argparse, returns; and a thread's exit is no script's.
-        loop.has_failed = lambda: bool(status) and not _has_returned(script)
+        if loop.is_finished:  # an earlier exit, as that of argparse, was caught
+            loop.exit_status = status
         exits(status)
 
     sys.exit = noted
-
-
-def _has_returned(frame: FrameType) -> bool:
-    """Return True if *frame*, which is over, ended by `return` or at its end, not by an exception."""
-    return opcode.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
 
 
 def _report_what_ends_the_script() -> None:

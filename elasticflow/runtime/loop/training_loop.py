@@ -90,7 +90,7 @@ class TrainingLoop:
         gradients: As above.
         hooks: Hooks of the job; None: it has none.
         wrapped: `id` of the parameters that were trained when `Run.wrap` was called.
-        has_failed: Tells whether the script has ended by `sys.exit` with an error.
+        exit_status: As the script gave it to `sys.exit` behind its whole loop.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class TrainingLoop:
         self._step: LoopStep | None = None
         self._lockstep: Lockstep | None = None
         self.wrapped: set[int] = set()
-        self.has_failed: Callable[[], bool] = lambda: False
+        self.exit_status: Any = None
         self._is_training = self._is_over = self._counts_on_snapshot = False
         # The code behind `step` in this pass belongs to the step: what is due is taken before the next pass.
         self._is_owing = self._is_in_steps = self._are_steps_over = False
@@ -708,8 +708,7 @@ class TrainingLoop:
             with suppress(RuntimeError):
                 self._meet(Call.LEAVE, _GOODBYE_S)
             is_over = self._are_steps_over or self.schedule.is_end(self.position)
-            has_failed = self.is_finished and self.has_failed()
-            if self._pass.is_closed and (self.worker.should_leave or is_over) and not has_failed:
+            if self._pass.is_closed and (self.worker.should_leave or is_over) and not self.exit_status:
                 self._close_loop()  # as ranks that called `finish` do
                 self._end()
         except Exception as error:  # noqa: BLE001  # Python would print it at this process's exit, and end by code 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -12,7 +11,7 @@ import pytest
 
 import elasticflow
 from elasticflow.errors import StateError
-from elasticflow.runtime.loop.join import _has_returned, _note_exits
+from elasticflow.runtime.loop.join import _note_exits
 from elasticflow.runtime.loop.training_loop import TrainingLoop
 from tests.forked import ROOT
 
@@ -135,25 +134,10 @@ def test_a_script_that_fails_behind_its_loop_is_not_finished(
 ) -> None:
     """It ends by its own exit code; one that ended well without `finish` has finished."""
     monkeypatch.setattr(sys, "exit", sys.exit)
-    loop = mock.MagicMock(_is_over=False, has_failed=lambda: False)
+    loop = mock.MagicMock(_is_over=False, is_finished=True, exit_status=None)
     _note_exits(loop)
     with pytest.raises(SystemExit) as raised:
         sys.exit(status)  # type: ignore[arg-type]
     assert raised.value.code == status
     TrainingLoop.end_if_forgotten(loop)
     assert loop._end.called is finishes
-
-
-def test_an_exit_that_the_script_has_caught_does_not_end_it() -> None:
-    """Its frame returns then; one that `finally` only delays ends the script."""
-    frames = []
-
-    def script(*, catches: bool) -> None:
-        frames.append(sys._getframe())
-        with suppress(SystemExit) if catches else nullcontext():
-            sys.exit(2)
-
-    script(catches=True)
-    with pytest.raises(SystemExit):
-        script(catches=False)
-    assert [_has_returned(frame) for frame in frames] == [True, False]
