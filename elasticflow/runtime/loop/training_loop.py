@@ -277,7 +277,7 @@ class TrainingLoop:
             self._is_in_steps = False
 
     def note_reader(self, frame: FrameType) -> None:
-        """Note that *frame* reads where the run stands: the head of a loop begins a pass, by which a resumed run continues, as in `steps`."""
+        """Note that *frame* reads where the run stands: a pass begins at the head of a loop, and a resumed run continues there, as in `steps`."""
         if self._script is None or self._kept is None or self.schedule.steps is not None:
             return
         loop = own_loop_at(frame)
