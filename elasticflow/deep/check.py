@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from dataclasses import replace
 from importlib import util
 from typing import TYPE_CHECKING, Any, NamedTuple, assert_never
@@ -21,6 +20,7 @@ from elasticflow.jobfile.diagnostics.toml_literals import dotted
 from elasticflow.jobfile.tables.evaluation import path_of_set
 from elasticflow.launcher.agent.stack_dumps import parse
 from elasticflow.protocol.json_codec import to_json
+from elasticflow.system.installation import module_command
 from elasticflow.system.processes import signal_or_code
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def try_out(
     request = request_of(job, project_root, takes_step=takes_step)
     env = {} if job.env is None else job.env.values()
     environment = {**os.environ, **env, **{each.name: each.value for each in variables(job)}, **_ALONE}
-    argv = [sys.executable, "-P", "-X", "faulthandler", "-m", "elasticflow.deep.child.main", str(os.getpid())]
+    argv = module_command("elasticflow.deep.child.main", str(os.getpid()), options=("-X", "faulthandler"))
     doing = ["importing torch"]
 
     def look(told: dict[str, Any] | None) -> None:

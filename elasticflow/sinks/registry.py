@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticflow.errors import SinkMissingError
 from elasticflow.sinks.sink import Sink
+from elasticflow.system.installation import module_command
 
 if TYPE_CHECKING:
     from elasticflow.jobfile.tables.job import Job
@@ -70,7 +70,7 @@ def serving_command(job: Job) -> tuple[str, ...]:
     check_installed(job.logging)
     if not job.logging.chosen_sinks() and job.notify is None:
         return ()
-    return (sys.executable, "-P", "-m", "elasticflow.sinks.main")
+    return tuple(module_command("elasticflow.sinks.main"))
 
 
 def make_sink(logging: LoggingTable, name: str, options: Options) -> Sink:

@@ -6,11 +6,24 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 VERSION = "0.1.0"
 
 ABOVE_PACKAGE = Path(__file__).resolve().parents[2]
 """Folder in which Python finds this very package."""
+
+
+def module_command(module: str, *arguments: str, options: Sequence[str] = ()) -> list[str]:
+    """Return the command that runs *module* of elasticflow; modules in its working folder are not imported (`-P`).
+
+    Args:
+        options: Python's own options besides.
+    """
+    return [sys.executable, *options, "-P", "-m", module, *arguments]
 
 
 def start_module(module: str, python: str = sys.executable) -> subprocess.Popen[bytes]:
@@ -21,7 +34,7 @@ def start_module(module: str, python: str = sys.executable) -> subprocess.Popen[
     """
     paths = filter(None, (str(ABOVE_PACKAGE), os.environ.get("PYTHONPATH")))
     return subprocess.Popen(
-        [python, "-P", "-m", module],
+        [python, *module_command(module)[1:]],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},

@@ -25,6 +25,7 @@ from elasticflow.observe.history import RunHistory, state_of
 from elasticflow.protocol import trajectory_record, worker_environment
 from elasticflow.run_folder import RunFolder
 from elasticflow.system import fault_injection
+from elasticflow.system.installation import module_command
 from elasticflow.system.processes import die_with_parent
 from elasticflow.system.records import text_of
 from elasticflow.trials import fault_actions
@@ -143,7 +144,7 @@ class TrialRun:
             variables[fault_injection.VARIABLE] = fault_actions.fault_variable(plan, self._records)
         with self._log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "elasticflow.trials.child", str(os.getpid())],
+                module_command("elasticflow.trials.child", str(os.getpid())),
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from contextlib import suppress
 from importlib import util
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from elasticflow.compiler.plan.torchrun import variables
 from elasticflow.errors import ExportError
 from elasticflow.protocol.child_processes import SaveRequest
 from elasticflow.protocol.json_codec import to_json
+from elasticflow.system.installation import module_command
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,7 +55,7 @@ def save(job: Job, project_root: Path, weights: Path, folder: Path, tokenizer: s
     )
     env = {} if job.env is None else job.env.values()
     ended = subprocess.run(
-        [sys.executable, "-P", "-m", "elasticflow.runtime.state.save_pretrained"],
+        module_command("elasticflow.runtime.state.save_pretrained"),
         input=to_json(request),
         capture_output=True,
         text=True,

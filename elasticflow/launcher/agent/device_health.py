@@ -10,7 +10,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING
@@ -18,13 +17,14 @@ from typing import IO, TYPE_CHECKING
 from elasticflow.protocol import worker_environment
 from elasticflow.protocol.device_findings import ANSWER_S, Finding
 from elasticflow.protocol.messages import DevicesChecked
+from elasticflow.system.installation import module_command
 from elasticflow.system.processes import signal_or_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _MOST_BYTES = 65536
-PROGRAM = (sys.executable, "-P", "-m", "elasticflow.runtime.process.device_check")
+PROGRAM = tuple(module_command("elasticflow.runtime.process.device_check"))
 
 
 @dataclass

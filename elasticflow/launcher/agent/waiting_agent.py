@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from importlib import util
 from typing import IO, TYPE_CHECKING
 
 from elasticflow.protocol import worker_environment
+from elasticflow.system.installation import module_command
 from elasticflow.system.shared_memory import memory_file
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class WaitingAgent:
         self.launch_id = launch_id
         self.output: IO[bytes] = os.fdopen(memory_file("agent-output"), "w+b", buffering=0)
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "elasticflow.launcher.agent.main", str(os.getpid())],
+            module_command("elasticflow.launcher.agent.main", str(os.getpid())),
             stdin=subprocess.PIPE,
             stdout=self.output,
             stderr=self.output,

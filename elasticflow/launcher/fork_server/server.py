@@ -43,6 +43,7 @@ from elasticflow.launcher.fork_server.worker_process import end_with, run_entry_
 from elasticflow.protocol import worker_environment
 from elasticflow.protocol.json_codec import to_json
 from elasticflow.protocol.messages import RefusedModule
+from elasticflow.system.installation import module_command
 from elasticflow.system.masking import mask_streams
 from elasticflow.system.polling import readable
 from elasticflow.system.processes import append_output_to, die_with_parent
@@ -255,9 +256,9 @@ class Server:
         self._standbys.disown()
         take_over(request)
         if self._setup.start_method == "spawn":
-            command = [sys.executable, "-u", "-P", "-m", "elasticflow.launcher.fork_server.worker_process"]
+            program = "elasticflow.launcher.fork_server.worker_process"
             run = self._setup.entry_point if self._setup.script is None else to_json(self._setup.script)
-            os.execv(sys.executable, [*command, str(server), run])  # noqa: S606  # argv of our own making
+            os.execv(sys.executable, module_command(program, str(server), run, options=("-u",)))  # noqa: S606  # argv of our own making
         if self._setup.script is not None:
             run_script(self._setup.script)
         run_entry_point(self._setup.entry_point)

@@ -6,9 +6,9 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from typing import NamedTuple
 
+from elasticflow.system.installation import module_command
 from elasticflow.system.processes import is_killed_from_outside, signal_or_code
 
 
@@ -44,7 +44,7 @@ def start_server(keep_fds: tuple[int, ...] = (), *, is_warm: bool = True) -> Ser
     program = "elasticflow.launcher.fork_server.server"
     arguments = [str(theirs.fileno()), str(os.getpid()), "warm" if is_warm else "cold"]
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", program, *arguments],
+        module_command(program, *arguments),
         pass_fds=(theirs.fileno(), *keep_fds),
         env=environment,
         stdin=subprocess.DEVNULL,

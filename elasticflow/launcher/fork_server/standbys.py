@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from elasticflow.launcher.fork_server.protocol import MessageChannel, StandbyEnded, StandbyReady
 from elasticflow.launcher.fork_server.standby import stand_by
 from elasticflow.launcher.fork_server.worker_process import end_with
+from elasticflow.system.installation import module_command
 from elasticflow.system.processes import die_with_parent
 
 if TYPE_CHECKING:
@@ -65,8 +66,9 @@ class Standbys:
         if self._start_method == "fork":
             stand_by(connection)
         connection.set_inheritable(True)
-        command = [sys.executable, "-u", "-P", "-m", "elasticflow.launcher.fork_server.standby"]
-        os.execv(sys.executable, [*command, str(server), str(connection.fileno())])  # noqa: S606
+        arguments = str(server), str(connection.fileno())
+        command = module_command("elasticflow.launcher.fork_server.standby", *arguments, options=("-u",))
+        os.execv(sys.executable, command)  # noqa: S606
 
     def call(self, request: Spawn) -> int | None:
         """Have a standby become the worker that *request* asks for; return its process id, or None if there is none."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import subprocess
-import sys
 import threading
 import time
 from dataclasses import dataclass, field, replace
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from elasticflow.errors import INTERRUPTED
 from elasticflow.launcher.machines.cluster import draining_nodes
 from elasticflow.launcher.machines.order import LEAVE, Order
+from elasticflow.system.installation import module_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +60,7 @@ class NodeActor:
         if not Path(order.folder).is_dir():
             order = replace(order, folder=str(Path.cwd()))
         self._process = process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "elasticflow.launcher.machines.remote"],
+            module_command("elasticflow.launcher.machines.remote"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -22,6 +22,7 @@ from elasticflow.errors import INTERRUPTED, NOT_STARTED
 from elasticflow.launcher.machines.order import CANCELLED, LEAVE, Order
 from elasticflow.run_folder import RUNS, RunFolder
 from elasticflow.system.file_lock import FileLock, LockHeldError
+from elasticflow.system.installation import module_command
 from elasticflow.system.polling import readable
 from elasticflow.system.process_record import ProcessRecord
 from elasticflow.system.processes import boot_id
@@ -63,7 +64,7 @@ def main() -> int:
 
 def _start(order: Order, lock: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "elasticflow", *order.words],
+        module_command("elasticflow", *order.words),
         cwd=order.folder,
         env={**os.environ, **order.environment},
         stdin=subprocess.DEVNULL,

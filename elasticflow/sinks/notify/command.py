@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.sinks.sink import SinkError
+from elasticflow.system.installation import module_command
 from elasticflow.system.masking import mask_of
 from elasticflow.system.processes import die_with_parent, signal_or_code
 
@@ -34,7 +35,7 @@ def run(command: Sequence[str], message: dict[str, Any], folder: Path, timeout_s
     # Unknown values are empty.
     values = {name: "" if message[name] is None else str(message[name]) for name in _VARIABLES}
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "elasticflow.sinks.notify.command", str(os.getpid()), *command],
+        module_command("elasticflow.sinks.notify.command", str(os.getpid()), *command),
         cwd=folder,
         env={**os.environ, **{f"ELASTICFLOW_{name.upper()}": value for name, value in values.items()}},
         stdin=subprocess.PIPE,
