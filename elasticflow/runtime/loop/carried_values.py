@@ -78,11 +78,19 @@ def _names(file: str, line: int) -> tuple[str, ...]:
     """Return the names that a loop around *line* reads before it assigns them."""
     names: dict[str, None] = {}
     for loop in loops_around(file, line):
-        head = loop.target if isinstance(loop, ast.For) else loop.test
-        uses = [use for part in (head, *loop.body) for use in _uses(part)]
-        first = dict(reversed(uses))
+        uses, first = _uses_in(loop)
         names |= {name: None for name, is_read in uses if is_read and first[name] and (name, False) in uses}
     return tuple(names)
+
+
+def _uses_in(loop: ast.For | ast.While) -> tuple[list[tuple[str, bool]], dict[str, bool]]:
+    """Return each use of a name in a pass of *loop*, as `_uses`, and the first use of each name."""
+    uses = [use for part in _parts_of(loop) for use in _uses(part)]
+    return uses, dict(reversed(uses))
+
+
+def _parts_of(loop: ast.For | ast.While) -> list[ast.AST]:
+    return [loop.target if isinstance(loop, ast.For) else loop.test, *loop.body]
 
 
 @cache
@@ -107,10 +115,9 @@ def _numbers_used(file: str, line: int) -> tuple[tuple[str, str | None], ...]:
 @cache
 def _made_in(loop: ast.For | ast.While) -> frozenset[str]:
     """Return the names of which the first use in *loop* is an assignment that no condition stands before."""
-    head = loop.target if isinstance(loop, ast.For) else loop.test
-    first = dict(reversed([use for part in (head, *loop.body) for use in _uses(part)]))
+    _, first = _uses_in(loop)
     always: set[str] = set()
-    waiting: list[ast.AST] = [head, *loop.body]
+    waiting = _parts_of(loop)
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
