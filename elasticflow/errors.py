@@ -57,6 +57,11 @@ class ElasticflowError(Exception):
         return self.message if self.remedy is None else f"{self.message}\n  help: {self.remedy}"
 
 
+def in_words(error: Exception) -> str:
+    """Return the text of an error of ours, with its remedy; of any other one, with the name of its class."""
+    return str(error) if isinstance(error, ElasticflowError) else f"{type(error).__name__}: {error}"
+
+
 class JobRefusedError(ElasticflowError):
     """The job file has errors; they have been shown as diagnostics."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
-from elasticflow.errors import ElasticflowError, SnapshotError, StorageError
+from elasticflow.errors import SnapshotError, StorageError, in_words
 from elasticflow.runtime.process import checksums, stopping
 from elasticflow.runtime.state.codec import LazyTensors
 from elasticflow.snapshots.format.manifest import DamagedSnapshotError, UnreadableSnapshotError
@@ -72,7 +72,7 @@ def newest_good(me: Worker, catalog: Catalog, loader: NodeLoader) -> SnapshotCon
         except DamagedSnapshotError as error:
             problem = error.message
         except (OSError, SnapshotError, StorageError) as error:
-            problem = _OUTAGE + _text(error)
+            problem = _OUTAGE + in_words(error)
         except stopping.Leaving:
             problem = _LEAVING
         by_rank = _gather_unless_outage(me, problem)
@@ -157,7 +157,7 @@ def candidates(me: Worker, catalog: Catalog) -> list[str]:
                     names.append(name)
             text = "\n".join(names)
         except (OSError, StorageError) as error:
-            text = _OUTAGE + _text(error)
+            text = _OUTAGE + in_words(error)
     return _gather_unless_outage(me, text)[0].split()
 
 
@@ -175,10 +175,6 @@ def complete_evaluation(tree: dict[str, Any], manifest: Manifest) -> None:
     state = tree.get("evaluation")
     if isinstance(state, dict):
         state.setdefault("data", manifest.fingerprints.get("evaluation"))
-
-
-def _text(error: Exception) -> str:
-    return str(error) if isinstance(error, ElasticflowError) else f"{type(error).__name__}: {error}"
 
 
 def _set_all_aside(me: Worker, catalog: Catalog, damages: Mapping[str, str]) -> None:

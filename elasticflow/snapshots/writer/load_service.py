@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from elasticflow.errors import ElasticflowError
+from elasticflow.errors import in_words
 from elasticflow.snapshots.client.messages import LoadFailed, LoadProgress, LoadReady
 from elasticflow.snapshots.format.manifest import DamagedSnapshotError, UnreadableSnapshotError
 from elasticflow.snapshots.read.load import LoadedSnapshot, SnapshotReader
@@ -180,8 +180,7 @@ class LoadService:
         except UnreadableSnapshotError as error:
             outcome = LoadFailed(loading.name, "forbidden", error.message)
         except Exception as error:  # noqa: BLE001  # whatever the store raises is sent to the ranks
-            reason = str(error) if isinstance(error, ElasticflowError) else f"{type(error).__name__}: {error}"
-            outcome = LoadFailed(loading.name, "unreadable", reason)
+            outcome = LoadFailed(loading.name, "unreadable", in_words(error))
         with self._lock:
             loading.outcome = outcome
             ranks = tuple(loading.ranks)
