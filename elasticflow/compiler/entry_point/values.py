@@ -292,13 +292,13 @@ def _join(job: Job, digest: str) -> Code:
 
 def _measures(job: Job) -> Code | None:
     """Return the measures that the log has of a step beside its loss; None: the default measures."""
-    options = {
-        "count_name": job.logging.count_name,
-        "flops_per_sample": job.model.flops_per_sample,
-        "peak_flops": job.logging.peak_flops,
-        "is_half": (job.model.flops_per_sample is not None and job.train.precision != "fp32") or None,
-    }
-    return call("Measures", **given(**options)) if given(**options) else None
+    options = given(
+        count_name=job.logging.count_name,
+        flops_per_sample=job.model.flops_per_sample,
+        peak_flops=job.logging.peak_flops,
+        is_half=(job.model.flops_per_sample is not None and job.train.precision != "fp32") or None,
+    )
+    return call("Measures", **options) if options else None
 
 
 def _unless(value: Any, usual: Any) -> Any:
