@@ -113,7 +113,7 @@ class AgentProcess:
         self._log = Path(config.setup.log)
         self._agent: WaitingAgent | None = None
         self._stopped: StoppedChild | None = None
-        self._oom_kills = OomKills()
+        self._oom_kills: OomKills | None = None
         self._began = 0
 
     def start(self) -> None:
@@ -139,6 +139,7 @@ class AgentProcess:
     def is_killed_for_memory(self) -> bool:
         """Return whether the kernel has killed for memory since the start: the agent, which has ended, or what it started."""
         assert self._agent is not None
+        assert self._oom_kills is not None
         return self._oom_kills.includes(self._agent.process.pid)
 
     def end_if_stopped(self) -> None:
