@@ -13,8 +13,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from elasticflow.launcher.compiler_cache.machine_kind import this_machine
 from elasticflow.launcher.compiler_cache.node_folder import NodeFolder
-from elasticflow.launcher.compiler_cache.transfer import Transfer, Transferred, this_machine
+from elasticflow.launcher.compiler_cache.transfer import Transfer, Transferred
 from elasticflow.protocol import worker_environment
 from elasticflow.protocol.json_codec import from_json, to_json
 from elasticflow.protocol.messages import CompilerCacheFailed, CompilerCacheMoved

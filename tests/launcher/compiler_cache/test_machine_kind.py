@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elasticflow.compiler.provenance import environment
-from elasticflow.launcher.compiler_cache import transfer
-from elasticflow.launcher.compiler_cache.transfer import MachineKind, this_machine
+from elasticflow.launcher.compiler_cache import machine_kind
+from elasticflow.launcher.compiler_cache.machine_kind import MachineKind, this_machine
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,7 +22,7 @@ def test_a_kind_follows_from_processor_and_gpus(tmp_path: Path, monkeypatch: pyt
 
     def kind(text: str, *gpus: str) -> MachineKind:
         (tmp_path / "cpuinfo").write_text(text)
-        monkeypatch.setattr(transfer, "_CPU_INFO", tmp_path / "cpuinfo")
+        monkeypatch.setattr(machine_kind, "_CPU_INFO", tmp_path / "cpuinfo")
         monkeypatch.setattr(environment, "machine", lambda: {**here, "cpu": "Xeon 1", "gpus": list(gpus)})
         return this_machine()
 
