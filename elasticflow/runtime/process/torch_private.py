@@ -18,8 +18,10 @@ import operator
 import os
 import pkgutil
 import queue
+import secrets
 import sys
 from contextlib import contextmanager
+from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -312,7 +314,12 @@ def share_batches_without_names() -> None:
 
     Torch gives a file there its name for as long as it takes to reserve the memory: a process that is killed meanwhile
     leaves both; and a container has 64 MiB there by default. Torch's other way of sharing, `file_system`, stays as it is.
+    Python hands files over by a socket in a temporary folder of each process, which a killed one leaves, too: here the
+    socket has no place in the file system.
+
+    Source: multiprocessing/connection.py (`Listener.__init__` asks `arbitrary_address`), CPython 3.11 to 3.14.
     """
+    connection.arbitrary_address = lambda _: f"\0elasticflow-{os.getpid()}-{secrets.token_hex(8)}"  # type: ignore[attr-defined]
     storage: Any = torch.UntypedStorage
     for name in ("_new_shared_fd_cpu", "_new_using_fd_cpu", "_share_fd_cpu_", "_swap_data_ptr_"):
         if not hasattr(storage, name):

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -193,8 +194,11 @@ def _without_columns(samples: list[torch.Tensor]) -> torch.Tensor:
     return made
 
 
-def test_nothing_is_left_of_processes_that_are_not_read_to_the_end() -> None:
-    """No process, no shared memory, though batches were read ahead."""
+def test_nothing_is_left_of_processes_that_are_not_read_to_the_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """No process, no shared memory, no temporary file, though batches were read ahead."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     found = batches(Rows())
     next(found)
     pids = pids_of(found)
@@ -203,6 +207,7 @@ def test_nothing_is_left_of_processes_that_are_not_read_to_the_end() -> None:
     gc.collect()
     assert not [pid for pid in pids if psutil.pid_exists(pid)]
     assert shared_memory_of([*pids, os.getpid()]) == []
+    assert [] == list(tmp_path.iterdir())
 
 
 def test_nothing_is_left_of_a_worker_that_is_killed() -> None:

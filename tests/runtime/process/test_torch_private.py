@@ -8,6 +8,7 @@ import json
 import re
 import signal
 import time
+from multiprocessing import connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -288,6 +289,7 @@ def test_batches_are_shared_without_names(monkeypatch: pytest.MonkeyPatch) -> No
     storage: Any = torch.UntypedStorage
     for name in ("_new_using_fd_cpu", "_share_fd_cpu_"):
         monkeypatch.setattr(storage, name, getattr(storage, name))  # put back afterwards
+    monkeypatch.setitem(vars(connection), "arbitrary_address", vars(connection)["arbitrary_address"])
     torch_private.share_batches_without_names()
     made: Any = storage._new_shared(64)
     moved: Any = torch.arange(6.0)
