@@ -100,7 +100,10 @@ def fully_shard_blocks(
     for module in (*blocks, model):
         if build is not None:
             build.fill(module)
-        fully_shard(module, mesh=mesh, reshard_after_forward=sharding.reshard_after_forward)
+        cut = fully_shard(module, mesh=mesh, reshard_after_forward=sharding.reshard_after_forward)
+        if device_type == "cpu":
+            # Gloo gathers while this thread waits: another block gathered ahead would only take memory.
+            cut.set_modules_to_backward_prefetch([cut])
     for name, parameter in model.named_parameters():
         vars(parameter).update(marks[name])  # such as _no_weight_decay, by which a script makes groups
     refuse_draws(torch.device(device_type))

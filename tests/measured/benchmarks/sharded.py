@@ -71,6 +71,9 @@ def give_back() -> int:
     """Have the C library give freed tensors back at once, and elasticflow not ask for the opposite; return the most memory so far."""
     import ctypes
 
+    import torch._dynamo.config  # which fully_shard imports
+    import torch.distributed.fsdp  # noqa: F401
+
     from elasticflow.runtime.training import determinism
 
     determinism.keep_freed_memory = lambda: None

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.testing._internal.distributed import fake_pg
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.process import process_group
@@ -16,7 +19,7 @@ from elasticflow.runtime.process.shard_layout import Sharding, ShardLayout
 from elasticflow.runtime.training import model_buffers, shard_model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 WORKER: Any = SimpleNamespace(layout=ShardLayout(2, 0, 2), device=torch.device("cpu"), world_size=2)
 
@@ -123,6 +126,46 @@ def test_blocks_inside_of_blocks_may_be_named_in_any_order(alone: Any) -> None:
     assert blocks == [inner, outer]
     shard_model.fully_shard_blocks(model, blocks, alone, "cpu", Sharding(1))
     assert model(torch.ones(1, 2)).shape == (1, 2)
+
+
+class _Noted(nn.Linear):
+    """A layer that notes its backward pass."""
+
+    events: list[str]
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        product = super().forward(value)
+        product.register_hook(lambda _: self.events.append("backward"))  # type: ignore[no-untyped-call]
+        return product * 2
+
+
+@pytest.fixture
+def first_of_two() -> Iterator[Any]:
+    """Be rank 0 of a group whose other rank does not exist: what is exchanged has any value; yield the group."""
+    dist.init_process_group("fake", store=fake_pg.FakeStore(), rank=0, world_size=2)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def test_no_block_is_gathered_ahead_where_gathering_waits(
+    first_of_two: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would only take memory."""
+    events: list[str] = []
+    gather = DefaultAllGather.__call__
+
+    def noting(*args: Any, **options: Any) -> Any:
+        events.append("gather")
+        return gather(*args, **options)
+
+    monkeypatch.setattr(DefaultAllGather, "__call__", noting)
+    monkeypatch.setattr(_Noted, "events", events, raising=False)
+    model = nn.Sequential(*(_Noted(2, 2) for _ in range(3)))
+    shard_model.fully_shard_blocks(model, list(model), first_of_two, "cpu", Sharding(2))
+    loss = model(torch.ones(1, 2)).sum()
+    events.clear()
+    loss.backward()
+    assert ["gather", "backward"] * 3 == events
 
 
 def test_attributes_of_parameters_stay(alone: Any) -> None:
