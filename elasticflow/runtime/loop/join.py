@@ -71,9 +71,9 @@ def join(
     *gradients* and *virtual_shards*. Under plain torchrun and plain python the arguments count, and a second start with the same
     name and folder continues where the first one ended.
 
-    An error while the ranks meet ends this process, since other ranks would wait for it: standard error has the message, and the
-    exit code is 1 or 2. Such errors are a run folder that another start uses, a device that is missing, a folder of snapshots that
-    cannot be written, and a *shard* that does not divide the number of workers.
+    An error while the ranks meet ends this process with exit code 1 or 2 and a message, since other ranks would wait: another start
+    uses the run folder, a device is missing, the folder of the snapshots cannot be written, or *shard* does not divide the number of
+    workers.
 
     Args:
         seed: Seed of the sample order and of all random draws.
