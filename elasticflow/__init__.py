@@ -1,6 +1,7 @@
 """elasticflow: a job file, one command, and a training run that survives failures.
 
-User code may import the names in this module; all other modules are private to the command.
+User code may import the names in this module, `schedules`, `metrics`, `hugging_face`, `lightning`, `sinks.sink` and
+`protocol.points.read_points`; all other modules are private to the command.
 """
 
 from __future__ import annotations
@@ -27,7 +28,11 @@ _OF_OWN_LOOP = {"Batch": "batch", "Gradients": "gradients", "Run": "run", "Shard
 
 
 def get_logger(name: str = "user") -> FilteringBoundLogger:
-    """Return the structured logger whose lines go to this worker's log, with run, generation and rank."""
+    """Return a structured logger (structlog); its lines go to this worker's log, with run, generation and rank.
+
+    Args:
+        name: Value of the field `origin` in each line.
+    """
     from elasticflow.system import logs
 
     return logs.get_logger(name)

@@ -24,7 +24,7 @@ def warmup_cosine(optimizer: Optimizer, *, warmup: int, total: int, final: float
         optimizer: Optimizer whose rates the schedule sets.
         warmup: Steps of the rise; its step n has n / (warmup + 1) of the full rate, so that no step is lost at a rate
             of 0.
-        total: Steps after which the rate stays at *final*; of epochs, with `lr_scheduler.interval = "epoch"`.
+        total: Steps after which the rate stays at *final*. With `lr_scheduler.interval = "epoch"` both numbers count epochs.
         final: Final rate, as a part of the full rate; 0.1 for a tenth.
 
     Raises:

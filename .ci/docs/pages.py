@@ -32,6 +32,14 @@ REFERENCE: dict[str, dict[str, str]] = {
     "Schedules": {"elasticflow.schedules": "elasticflow.schedules"},
     "Metrics": {"elasticflow.metrics": "elasticflow.metrics"},
     "Transformers": {"elasticflow.hugging_face": "elasticflow.hugging_face"},
+    "LightningModules": {"elasticflow.lightning": "elasticflow.lightning"},
+    "Sinks": {
+        f"elasticflow.sinks.sink.{name}": f"elasticflow.sinks.sink.{name}"
+        for name in ("Sink", "Point", "RunFacts", "SinkError")
+    },
+    "Values that hooks logged": {
+        "elasticflow.protocol.points.read_points": "elasticflow.protocol.points.read_points"
+    },
 }
 NOT_FOR_USERS = [
     "!^_",

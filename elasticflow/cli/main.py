@@ -45,11 +45,13 @@ COMMANDS: dict[str, CommandEntry] = {
     ),
     "run": CommandEntry("train.run", "Train a job, or continue its run.", guide="restarts"),
     "resume": CommandEntry("train.resume", "Continue a run from its newest good snapshot.", guide="restarts"),
-    "cancel": CommandEntry("train.cancel", "Stop a run after its step, with a snapshot."),
+    "cancel": CommandEntry("train.cancel", "Stop a run after its step, with a snapshot.", guide="restarts"),
     "submit": CommandEntry(
         "train.submit_group", "Give a job to Slurm or Kubernetes, or print what they take.", guide="machines"
     ),
-    "runs": CommandEntry("look.runs_group", "List runs; remove them; send what sinks have missed."),
+    "runs": CommandEntry(
+        "look.runs_group", "List runs; remove them; send what sinks have missed.", guide="observability"
+    ),
     "status": CommandEntry("look.status", "Show how a run is doing.", guide="observability"),
     "why": CommandEntry(
         "look.why", "Show what went wrong in a run, root cause first.", guide="troubleshooting"
@@ -61,7 +63,9 @@ COMMANDS: dict[str, CommandEntry] = {
     "report": CommandEntry(
         "look.report", "Write a run, or several side by side, as one HTML file.", guide="observability"
     ),
-    "diff": CommandEntry("look.diff", "Compare a run with another one, or with a job file."),
+    "diff": CommandEntry(
+        "look.diff", "Compare a run with another one, or with a job file.", guide="restarts"
+    ),
     "profile": CommandEntry(
         "look.profile", "Trace a few steps of a run with torch's profiler.", guide="observability"
     ),
@@ -75,7 +79,9 @@ COMMANDS: dict[str, CommandEntry] = {
         "more.doctor", "Check this machine, also for the needs of one job.", guide="troubleshooting"
     ),
     "guide": CommandEntry("more.guide", "Show a page of the guide, or explain a code such as EF101."),
-    "completion": CommandEntry("more.completion", "Make a shell complete commands, files, runs and keys."),
+    "completion": CommandEntry(
+        "more.completion", "Make a shell complete commands, files, runs and keys.", guide="commands"
+    ),
     "rendezvous": CommandEntry(
         "more.rendezvous", "Serve a rendezvous store for the machines of runs.", guide="machines"
     ),

@@ -238,7 +238,7 @@ class Storage:
                 if self.is_local
                 else "the address and its credentials"
             )
-            remedy = f"check {where}, or set snapshots.uri to another place"
+            remedy = f"check {where}, or choose another place: snapshots.uri of a job file, join(snapshots=...) of a script"
             raise StorageError(f'snapshots.uri "{self.uri}" cannot be written: {cause}', remedy)
         if not is_exclusive:
             # Some that speak the protocol of S3 ignore the condition of a put.

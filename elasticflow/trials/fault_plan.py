@@ -135,8 +135,11 @@ def read_plan(path: Path, steps: int) -> FaultPlan:
         raw = parse_toml(text, str(path))
     except UnreadableError as error:
         problem = error.diagnostic
-        where = "" if problem.line is None else f":{problem.line}:{problem.column}"
-        raise FaultPlanError(f"{path}{where}: {problem.message}", problem.help) from error
+        place = "" if problem.line is None else f"{path}:{problem.line}:{problem.column}: "
+        remedy = (
+            problem.help or "name a TOML file, such as those in examples/faults, or a number of random faults"
+        )
+        raise FaultPlanError(f"{place}{problem.message}", remedy) from error
     return _Reader(str(path), text, raw).plan(steps)
 
 

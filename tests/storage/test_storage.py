@@ -89,7 +89,10 @@ def test_unwritable_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(StorageError) as caught:
         Storage(f"{blocked}/sub").check_writable()
     assert f'snapshots.uri "{blocked}/sub" cannot be written: NotADirectoryError' in caught.value.message
-    expected = "check that the folder exists and may be written, or set snapshots.uri to another place"
+    expected = (
+        "check that the folder exists and may be written, or choose another place: snapshots.uri of a job file, "
+        "join(snapshots=...) of a script"
+    )
     assert caught.value.remedy == expected
 
 

@@ -57,6 +57,13 @@ def test_a_plan_that_cannot_be_done_is_refused(
     assert remedy is None or remedy in str(caught.value.remedy)
 
 
+def test_a_plan_that_is_missing_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    """The path stands in the message once."""
+    with pytest.raises(FaultPlanError, match=r"^no such file: ") as refused:
+        read_plan(tmp_path / "gone.toml", 30)
+    assert "examples/faults" in (refused.value.remedy or "")
+
+
 def test_faults_behind_the_jobs_end_are_left_out_and_a_plan_of_such_faults_is_refused() -> None:
     """A job of few epochs is shorter than --steps, which only the undisturbed run shows."""
     early, late = Fault(4, "kill"), Fault(40, "kill")

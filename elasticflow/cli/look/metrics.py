@@ -22,7 +22,7 @@ from elasticflow.observe.terminal.formats import number
 from elasticflow.system.json_lines import lines_from_end
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from elasticflow.run_folder import RunFolder
@@ -63,7 +63,9 @@ def command(*, run: str | None, only: tuple[str, ...], tail: int, plot: bool, fo
     if form == "json":
         print_json(records)
     elif not records and only and _newest(folder.metrics, 1, ()):
-        _say_no_such(folder)
+        _say_no_such(
+            folder, (name for record in _newest(folder.metrics, _TAIL, ()) for name, _ in _flat(record))
+        )
     elif not records:
         why = ""
         if read_status(folder).has_no_steps:
@@ -132,11 +134,8 @@ def _plot(folder: RunFolder, only: Sequence[str]) -> None:
     from elasticflow.observe.terminal.plot import plot
 
     pretty = speaks_utf8(sys.stdout)
-    curves = [
-        curve
-        for curve in read_curves(folder.metrics, folder.metrics_redone)
-        if _is_asked_for(curve.name, only or ("loss", "eval *"))
-    ]
+    measured = read_curves(folder.metrics, folder.metrics_redone)
+    curves = [curve for curve in measured if _is_asked_for(curve.name, only or ("loss", "eval *"))]
     for curve in curves:
         points = [point for segment in curve.segments for point in segment.points]
         if points:
@@ -147,8 +146,10 @@ def _plot(folder: RunFolder, only: Sequence[str]) -> None:
         else:
             click.echo(f"{paint(curve.name, bold=True)}  no finite number\n")
     if not curves:
-        _say_no_such(folder)
+        _say_no_such(folder, (curve.name for curve in measured))
 
 
-def _say_no_such(folder: RunFolder) -> None:
+def _say_no_such(folder: RunFolder, names: Iterable[str]) -> None:
     click.echo(f"nothing of that name was measured in {shortest_path(folder.path)}", err=True)
+    if there := ", ".join(name for name in dict.fromkeys(names) if name not in _FIRST):
+        click.echo(f"help: there are: {there}", err=True)

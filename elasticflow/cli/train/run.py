@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from elasticflow.cli.output import show_warnings, warn
 from elasticflow.cli.parameters import FILE_ONLY, JOB_FILE, RUN_ID, case_option, job_of, overrides_option
@@ -115,12 +116,24 @@ def _run(options: RunOptions, *, dry_run: bool) -> int:
     loaded = job_of(options.job_file, options.overrides, options.case)
     if options.endpoint is not None:
         return _join(loaded, options.endpoint, options)
+    _check_rank(loaded, options.node_rank)
     check_place(loaded)
     folder = options.folder_of(loaded)
     if options.has_finished(folder):
         return FINISHED
     show_warnings(loaded, but=options.pointless_warnings)
     return launch_shown(options.request(loaded, folder), options.log_format)
+
+
+def _check_rank(loaded: LoadedJob, rank: int | None) -> None:
+    """Refuse a rank other than 0 without --join: this machine would lead a run of its own. A static rendezvous needs ranks."""
+    source = click.get_current_context().get_parameter_source("node_rank")
+    # Many programs set $NODE_RANK.
+    if rank and source is ParameterSource.COMMANDLINE and loaded.job.torchrun.rdzv_backend != "static":
+        raise click.UsageError(
+            f"--node-rank {rank} is for a machine that joins a run, and nothing says which: "
+            f"add --join {loaded.job.nodes.endpoint or 'HOST:PORT'}, or leave it out"
+        )
 
 
 def _join(loaded: LoadedJob, endpoint: str, options: RunOptions) -> int:

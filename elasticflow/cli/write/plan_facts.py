@@ -121,7 +121,7 @@ def drawn_in_words(job: Job, sets: KnownSets | None) -> str | None:
     if sampler is None:
         return None
     if sampler.kind == "bucket_by":
-        return f"in batches of like length ({sampler.values}), shuffled; each sample once per epoch"
+        return f"in batches of similar length ({sampler.values}), shuffled; each sample once per epoch"
     words = {
         "weights": f"as often as {sampler.values} says",
         "balance_by": f"each class of {sampler.values} equally often",

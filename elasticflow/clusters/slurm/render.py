@@ -271,7 +271,7 @@ def render_slurm(
     if table is None:
         raise RenderError(
             "the job has no [slurm]: how Slurm runs it is not known",
-            'add [slurm] with time = "4 h" and what else sbatch is told here, or --set slurm.time="4 h"',
+            'add [slurm] with time = "4 h" and the options that sbatch needs at your site, or --set slurm.time="4 h"',
         )
     path = loaded.path.resolve()
     root = loaded.project_root.resolve()

@@ -66,8 +66,9 @@ def _missing(path: Path, name: str) -> Diagnostic:
         return Diagnostic(codes.NO_FILE, "error", f"{name} is a folder, not a job file", name, help=inside)
     if path.exists():
         return Diagnostic(codes.NO_FILE, "error", f"{name} is not a regular file", name)
-    folder, near = path.parent, near_files(path)
-    remedy = f'did you mean "{folder / near[0]}"?' if near else None
+    folder = path.parent
+    near = [each.parent / file for each in (path, folder / "jobs" / path.name) for file in near_files(each)]
+    remedy = f'did you mean "{near[0]}"?' if near else None
     if set(name) & set("*?["):
         remedy = "no file matches the pattern, so the shell passed it on as it stands"
     elif not folder.is_dir():

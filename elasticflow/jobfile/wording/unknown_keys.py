@@ -183,6 +183,10 @@ def _suggestion(path: KeyPath, value: object) -> KeySuggestion:
     if around == ("torchrun",) and plain(name) in DECIDED_ELSEWHERE:
         return KeySuggestion((), note=DECIDED_ELSEWHERE[plain(name)])
     same = [each for each in names if plain(each) == plain(name)]
+    # torchrun's max_restarts and nnodes are no slips of the tables [restarts] and [nodes].
+    is_no_table = not around and not is_table(value)
+    if not same and is_no_table and (foreign := _foreign(path, value, names)) is not None:
+        return foreign
     if same or (near := nearest(name, names, _SURE)):
         return KeySuggestion(((*around, (same or near)[0]),), _value(path, name, value), is_slip=True)
     if around[:1] == ("matrix",):

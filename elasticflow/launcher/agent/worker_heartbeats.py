@@ -19,22 +19,27 @@ if TYPE_CHECKING:
 
 
 # Even quick steps may stall for so long without a hang.
-FLOOR_S = 60.0
-FACTOR = 10
-ENOUGH = 10
+MIN_LIMIT_S = 60.0
+STALL_FACTOR = 10
+STALLS_TO_LEARN = 10
 # Another shape may take minutes where ten took milliseconds: what a compiler took says nothing of what it will take.
 UNPREDICTABLE = frozenset({"compile"})
+# On one node; the bound of nodes.nproc_per_node.
+MOST_WORKERS = 1024
+_SIZE = HEARTBEAT_SLOT * MOST_WORKERS
+# The agent looks fifty times a second.
+_PAUSE_S = 1.0
 
 
 class HangTimeouts:
-    """The limit of each phase.
+    """Seconds without progress after which a worker counts as hung, by phase.
 
-    It is *ceiling_s* (`restarts.hang_timeout`) until a phase was seen `ENOUGH` times; then `FACTOR` times the longest
-    stall of a rank in that phase, but at least `FLOOR_S` and at most the ceiling. A run that stalled for longer than the
-    ceiling and continued has twice its longest stall. No lower limit is learned for `UNPREDICTABLE` phases.
+    The limit is *ceiling_s* until a phase has stalled `STALLS_TO_LEARN` times; then `STALL_FACTOR` times the longest stall
+    of a rank in that phase, but at least `MIN_LIMIT_S` and at most the ceiling. After a stall that was longer than the
+    ceiling and continued, the limit is twice that stall. No lower limit is learned for `UNPREDICTABLE` phases.
 
     Args:
-        ceiling_s: Upper limit in seconds.
+        ceiling_s: Upper limit in seconds: `restarts.hang_timeout`.
     """
 
     def __init__(self, ceiling_s: float) -> None:
@@ -55,16 +60,9 @@ class HangTimeouts:
         number, longest = self._seen.get(phase, (0, 0.0))
         if longest > self._ceiling_s:
             return 2 * longest
-        if number < ENOUGH or phase in UNPREDICTABLE:
+        if number < STALLS_TO_LEARN or phase in UNPREDICTABLE:
             return self._ceiling_s
-        return min(self._ceiling_s, max(FLOOR_S, FACTOR * longest))
-
-
-# On one node; the bound of nodes.nproc_per_node.
-MOST_WORKERS = 1024
-_SIZE = HEARTBEAT_SLOT * MOST_WORKERS
-# The agent looks fifty times a second.
-_PAUSE_S = 1.0
+        return min(self._ceiling_s, max(MIN_LIMIT_S, STALL_FACTOR * longest))
 
 
 class WorkerProgress(NamedTuple):
@@ -111,8 +109,8 @@ class WorkerHeartbeats:
     Args:
         ceiling_s: Upper limit of a phase without progress, in seconds.
         memory: From `heartbeat_memory`; None: new memory.
-        beats_late: Workers may never beat: until one does, what it prints is its progress.
-        silence_s: Seconds without that which count as a hang; None: it may be silent for ever.
+        beats_late: Workers run a script, which may never beat: until a worker beats, its output is its progress.
+        silence_s: Seconds without output after which such a worker counts as hung; None: never.
     """
 
     def __init__(
@@ -194,11 +192,6 @@ class WorkerHeartbeats:
             if slot.beats == 0:
                 slot.since = time.monotonic()
 
-    def _limit_s(self, slot: _Slot) -> float:
-        if self._beats_late and slot.beats == 0:
-            return self._silence_s
-        return self.hang_timeouts.of(slot.phase)
-
     def allow_as_long(self) -> None:
         """Do not count a stall as a hang again that lasts no longer than the present stall of the worker."""
         for progress in self.progress():
@@ -222,6 +215,11 @@ class WorkerHeartbeats:
             limit_s = self._limit_s(slot)
             progress.append(WorkerProgress(rank, self._text(phase), step, now - slot.since, limit_s))
         return progress
+
+    def _limit_s(self, slot: _Slot) -> float:
+        if self._beats_late and slot.beats == 0:
+            return self._silence_s
+        return self.hang_timeouts.of(slot.phase)
 
     def _text(self, phase: bytes) -> str:
         return phase.rstrip(b"\0").decode("ascii", "replace") or self._first

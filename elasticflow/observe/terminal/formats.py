@@ -88,7 +88,7 @@ def groups_in_words(groups: object) -> str:
 
 def order_in_words(record: Mapping[str, object]) -> str:
     """Return the order in an `order.declared` record: `drawn by weights, 1,797 samples an epoch`."""
-    words = {"weighted": "drawn by weights, with replacement", "bucketed": "batches of like length"}
+    words = {"weighted": "drawn by weights, with replacement", "bucketed": "batches of similar length"}
     samples, facts = record.get("samples"), record.get("facts")
     if isinstance(facts, dict) and record.get("kind") == "mixed":
         sets, shares = facts.get("sets", []), facts.get("shares", [])

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from elasticflow.runtime.process.context import Worker
 
 _FACTORY = "sampler"
-Declared = TypeVar("Declared", WeightedOrder, BucketedOrder, MixedOrder)
+Declared = TypeVar("Declared", bound="Order")
 
 
 def draw_by_weight(
@@ -61,7 +61,7 @@ def draw_by_class(
 def bucket_by_length(
     worker: Worker, dataset: Any, lengths: ValuesSource, batch: int, *, tail: str
 ) -> BucketedOrder:
-    """Return batches of samples of like length, each sample once per epoch. Collective: every rank.
+    """Return batches of samples of similar length, each sample once per epoch. Collective: every rank.
 
     Args:
         dataset: The training data, as `open_dataset` returned it.

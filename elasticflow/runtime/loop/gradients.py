@@ -45,6 +45,9 @@ class Gradients:
             of a rank. Before an optimizer steps, the gradients of its parameters become those of the global batch.
         clip_grad_norm: Largest norm of an optimizer's gradients, with *moves_optimizers*.
         logs_grad_norm: A step's log line shows the gradient norm of each optimizer, with *moves_optimizers*.
+
+    Raises:
+        StateError: a value is unknown, or two options exclude each other.
     """
 
     precision: str = "fp32"

@@ -71,6 +71,10 @@ def join(
     *gradients* and *virtual_shards*. Under plain torchrun and plain python the arguments count, and a second start with the same
     name and folder continues where the first one ended.
 
+    An error while the ranks meet ends this process with exit code 1 or 2 and a message, since other ranks would wait: another start
+    uses the run folder, a device is missing, the folder of the snapshots cannot be written, or *shard* does not divide the number of
+    workers.
+
     Args:
         seed: Seed of the sample order and of all random draws.
         name: Name of the job; by default the script's file name without .py.
@@ -93,8 +97,7 @@ def join(
 
     Raises:
         StateError: `join` was called before in this process; or an argument cannot have its value; or *shard* is given without
-            *virtual_shards* and *gradients*, or does not divide the number of workers.
-        StorageError: the folder of the snapshots cannot be written.
+            *virtual_shards* and *gradients*.
     """
     if virtual_shards is not None:
         gradients = gradients or Gradients()

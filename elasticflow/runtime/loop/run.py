@@ -91,8 +91,9 @@ class Run:
         run continues, and every rank has verified every byte that it loaded.
 
         Raises:
-            StateError: no model or no optimizer was given, a snapshot cannot hold an object, or the newest snapshot holds
-                other objects. Or a parameter is sharded in another way than `fully_shard` of torch.distributed.fsdp does it.
+            StateError: `keep` was called before, no model or no optimizer was given, a snapshot cannot hold an object, or the
+                newest snapshot holds other objects. Or a parameter is sharded in another way than `fully_shard` of
+                torch.distributed.fsdp does it.
             SnapshotError: the store cannot be read.
         """
         self._loop.keep(objects, sys._getframe(1))  # noqa: SLF001

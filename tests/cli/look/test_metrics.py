@@ -74,6 +74,7 @@ def test_only_what_is_asked_for(ran: Callable[..., Ran]) -> None:
     code, out, err = ran("--only", "absent")
     assert (code, out) == (0, "")
     assert err.startswith("nothing of that name was measured in ")
+    assert "help: there are: loss, " in err
 
 
 def test_so_many_lines_of_what_is_asked_for(ran: Callable[..., Ran]) -> None:
@@ -124,6 +125,7 @@ def test_curves_are_drawn(ran: Callable[..., Ran]) -> None:
     code, out, err = ran("--plot", "--only", "absent")
     assert (code, out) == (0, "")
     assert err.startswith("nothing of that name was measured in ")
+    assert "help: there are: loss, " in err
 
 
 def test_nothing_was_measured_yet(ran: Callable[..., Ran]) -> None:

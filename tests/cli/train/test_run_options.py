@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 
+from elasticflow.cli.main import call
+from elasticflow.cli.train import run
 from elasticflow.cli.train.run_options import RunOptions, check_place
-from elasticflow.errors import RayError
+from elasticflow.errors import FINISHED, NOT_STARTED, RayError
 from elasticflow.jobfile.load import require_job
 from elasticflow.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from elasticflow.jobfile.load import LoadedJob
+    from elasticflow.launcher.supervisor.launch_record import Request
 
 
 def test_command_that_goes_on_has_all_that_says_where_and_what() -> None:
@@ -57,6 +60,29 @@ samples = 64
 [train]
 epochs = 1
 """
+
+
+def test_rank_without_a_run_to_join_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine would lead a run of its own. Rank 0 leads, a static rendezvous needs ranks, and any program may set $NODE_RANK."""
+    static = ("--set", "nodes.min=2", "--set", "torchrun.rdzv_backend=static")
+    led: list[int | None] = []
+
+    def launch(request: Request, _: str) -> int:
+        led.append(request.node_rank)
+        return FINISHED
+
+    monkeypatch.setattr(run, "launch_shown", launch)
+    loaded = loaded_in(tmp_path / "project")
+    words = ["run", str(loaded.path), "--set", "nodes.max=2", "--set", "nodes.endpoint=head:29400"]
+    assert NOT_STARTED == call([*words, "--node-rank", "1"])
+    assert "add --join head:29400" in capsys.readouterr().err
+    assert FINISHED == call([*words, "--node-rank", "0"])
+    assert FINISHED == call([*words, *static, "--node-rank", "1"])
+    monkeypatch.setenv("NODE_RANK", "2")
+    assert FINISHED == call(words)
+    assert [0, 1, 2] == led
 
 
 def loaded_in(folder: Path, *overrides: str) -> LoadedJob:

@@ -40,7 +40,7 @@ def test_nothing_is_said_of_the_order_of_every_job() -> None:
             {"balance_by": "label", "draws": 1000},
             "each class of label equally often; an epoch is 1,000 draws",
         ),
-        ({"bucket_by": "n"}, "in batches of like length (n), shuffled; each sample once per epoch"),
+        ({"bucket_by": "n"}, "in batches of similar length (n), shuffled; each sample once per epoch"),
     ],
 )
 def test_samplers_are_told(sampler: dict[str, Any], words: str) -> None:

@@ -281,6 +281,8 @@ def test_explain_tells_where_codes_are_listed_and_what_names_of_other_tools_mean
         (("--lr=1e-3",), "write --set optimizer.args.lr=0.001"),
         (("--max-epochs", "4"), "write --set train.epochs=4"),
         (("--train.epochs", "4"), "keys of the job file are set by --set train.epochs=4"),
+        (("--max-restarts", "3"), "this is restarts.budget here"),  # no slip of [restarts]
+        (("--nnodes=1:4",), "this is nodes.min and nodes.max here"),
         (("--every", "3"), "keys of the job file are set by --set: evaluation.every=... or"),
         (("--shuffle",), "leave it out: each epoch has an order of its own"),
     ],

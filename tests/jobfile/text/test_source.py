@@ -141,9 +141,13 @@ def test_a_bad_flag_is_explained(folder: Path, flag: str, expected: str) -> None
 
 
 def test_a_missing_file_is_told_with_the_nearest_name(folder: Path) -> None:
-    """A mistyped name gets a suggestion from the same folder."""
+    """A mistyped name gets a suggestion from the same folder, or from jobs/."""
     write(folder, mnist="")
     from pathlib import Path
+
+    (folder / "jobs").mkdir()
+    (folder / "jobs" / "gpt.toml").touch()
+    assert render(load_source(Path("gpt.toml")).problems).endswith('did you mean "jobs/gpt.toml"?')
 
     expected = 'error[EF001]: no such file: mnits.toml\n--> mnits.toml\n = help: did you mean "mnist.toml"?'
     assert expected == render(load_source(Path("mnits.toml")).problems)

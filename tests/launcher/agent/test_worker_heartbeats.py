@@ -11,10 +11,10 @@ import pytest
 
 from elasticflow.launcher.agent import worker_heartbeats as heartbeats_module
 from elasticflow.launcher.agent.worker_heartbeats import (
-    ENOUGH,
-    FACTOR,
-    FLOOR_S,
+    MIN_LIMIT_S,
     MOST_WORKERS,
+    STALL_FACTOR,
+    STALLS_TO_LEARN,
     HangTimeouts,
     WorkerHeartbeats,
 )
@@ -196,8 +196,8 @@ def test_memory_holds_the_most_workers_a_node_may_have(watched: WorkerHeartbeats
 @pytest.mark.parametrize(
     ("ceiling_s", "longest_s", "limit_s"),
     [
-        (600, 0.02, FLOOR_S),
-        (600, 20, 20 * FACTOR),
+        (600, 0.02, MIN_LIMIT_S),
+        (600, 20, 20 * STALL_FACTOR),
         (600, 100, 600),  # never more than the job allows,
         (600, 700, 1400),  # unless the run has stood longer and continued
         (5, 0.02, 5),
@@ -208,7 +208,7 @@ def test_limit_follows_the_run(ceiling_s: float, longest_s: float, limit_s: floa
     limits = HangTimeouts(ceiling_s)
     limits.note("step", longest_s)
     assert max(ceiling_s, 2 * longest_s * (longest_s > ceiling_s)) == limits.of("step")
-    for _ in range(ENOUGH - 1):
+    for _ in range(STALLS_TO_LEARN - 1):
         limits.note("step", longest_s / 2)
 
     assert limit_s == limits.of("step")
@@ -219,7 +219,7 @@ def test_slowing_down_raises_the_limit() -> None:
     """Each step takes half as long again as the one before: none is taken for a hang."""
     limits, seconds = HangTimeouts(3600), 0.1
     while seconds < 2000:
-        for _ in range(ENOUGH):
+        for _ in range(STALLS_TO_LEARN):
             limits.note("step", seconds)
         seconds *= 1.5
         assert seconds < limits.of("step")
@@ -228,7 +228,7 @@ def test_slowing_down_raises_the_limit() -> None:
 def test_nothing_is_learned_of_a_compiler() -> None:
     """Ten graphs in an instant, then one that takes minutes: that is no hang."""
     limits = HangTimeouts(600)
-    for _ in range(10 * ENOUGH):
+    for _ in range(10 * STALLS_TO_LEARN):
         limits.note("compile", 0.01)
     assert 600 == limits.of("compile")
     limits.note("compile", 700)
@@ -238,7 +238,7 @@ def test_nothing_is_learned_of_a_compiler() -> None:
 def test_alarm_is_not_raised_twice_for_the_same_thing() -> None:
     """Quick steps, and at each epoch's end a pause beyond the limit: the next one may last as long, up to the ceiling."""
     limits = HangTimeouts(600)
-    for _ in range(ENOUGH):
+    for _ in range(STALLS_TO_LEARN):
         limits.note("step", 0.01)
     limits.allow_as_long("step", 61)
     assert 600 == limits.of("step")

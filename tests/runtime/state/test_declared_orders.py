@@ -1,4 +1,4 @@
-"""Samples drawn exactly as the job declares, through kills, drains and resizes: by weights, in batches of like length, of several sets."""
+"""Samples drawn exactly as the job declares, through kills, drains and resizes: by weights, in batches of similar length, of several sets."""
 
 from __future__ import annotations
 
@@ -109,12 +109,12 @@ REFUSED = [
     (
         BUCKETED,
         VERSION,
-        "the snapshot's samples were shuffled, and the job's are put into batches of like length",
+        "the snapshot's samples were shuffled, and the job's are put into batches of similar length",
     ),
     (
         WeightedOrder(np.arange(8.0), 1).record,
         WEIGHTED,
-        "otherwise than the snapshot's \\(the numbers of the samples",
+        "not as the snapshot's were \\(the numbers of the samples",
     ),
     (WeightedOrder(np.ones(8), 1, 9).record, WEIGHTED, "as many samples make an epoch: 9, not 8"),
     (

@@ -1,4 +1,4 @@
-"""Batches of samples of like length, each sample once per epoch."""
+"""Batches of samples of similar length, each sample once per epoch."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
     from elasticflow.runtime.data.order.order import OrderRecord
 
-VERSION = 1  # of these rules, in snapshots
-# A window is sorted as a whole. Wide ones make batches of liker length; several per epoch make other batches in each.
+# Version of these rules, in snapshots.
+VERSION = 1
+# A window is sorted as a whole. Wide windows make lengths in a batch more similar; several windows in an epoch make other batches in each epoch.
 _BATCHES_OF_WINDOW = 100
 _LEAST_WINDOWS = 2
 _SAMPLES_OF_WINDOW = 1 << 22
@@ -74,7 +75,7 @@ class BucketedOrder:
         return len(self._lengths)
 
     def in_words(self) -> str:
-        """Return how much batches of like length save, as the first ones of an epoch show it."""
+        """Return how much batches of similar length save, as the first ones of an epoch show it."""
         count = min(len(self), max(self._batch, _SAMPLES_LOOKED_AT))
         places = np.arange(count, dtype=np.int64)
         like, plain = (

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from elasticflow.runtime.data.order.order import OrderRecord
 
-VERSION = 1  # of these rules, in snapshots
+# Version of these rules, in snapshots.
+VERSION = 1
 MOST_SHARE = 1 << 50  # of all shares together: products with a place of a block fit 64 bits
 _BLOCK = 1024
 _BLOCKS_KEPT = 64

@@ -14,7 +14,8 @@ from elasticflow.runtime.data.order.permutation import permuted
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-VERSION = 1  # of the shuffle: a position in a snapshot means the same samples for ever, or is refused
+# Version of the shuffle: a position in a snapshot means the same samples for ever, or is refused.
+VERSION = 1
 
 OrderRecord = int | Mapping[str, Any]
 """How state.json names an order: the version of the shuffle, or what tells a declared order from every other one."""
@@ -26,6 +27,7 @@ class Order(Protocol):
     """The sample at each place: a function of the place alone, so that any rank can compute it.
 
     Attributes:
+        record: Identity of the order in snapshots: two orders with equal records give the same samples.
         has_repeats: A sample may come more than once in an epoch.
     """
 
@@ -71,7 +73,7 @@ def digest_of(values: NDArray[Any]) -> str:
 
 _KINDS = {
     "weighted": "drawn by weights",
-    "bucketed": "put into batches of like length",
+    "bucketed": "put into batches of similar length",
     "mixed": "drawn from a mixture",
 }
 _PARTS = {
@@ -101,7 +103,7 @@ def require_same_order(now: OrderRecord, then: OrderRecord) -> None:
     if before != after:
         raise StateError(
             f"the snapshot's samples were {before}, and the job's are {after}: its position means other samples there",
-            "give dataset.sampler and dataset.mix back what they were, or start a new run",
+            "restore dataset.sampler and dataset.mix as they were, or start a new run",
         )
     assert isinstance(then, Mapping)
     assert isinstance(now, Mapping)
@@ -114,8 +116,8 @@ def require_same_order(now: OrderRecord, then: OrderRecord) -> None:
     parts = [key for key in {**then, **now} if now.get(key) != then.get(key)]
     differences = "; ".join(f"{_PARTS.get(key, key)}: {now.get(key)}, not {then.get(key)}" for key in parts)
     raise StateError(
-        f"the job's samples are {after} otherwise than the snapshot's ({differences}): its position means other samples there",
-        "give them back what they were, or start a new run",
+        f"the job's samples are {after}, but not as the snapshot's were ({differences}): its position means other samples there",
+        "restore these values, or start a new run",
     )
 
 

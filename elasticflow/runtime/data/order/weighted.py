@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
     from elasticflow.runtime.data.order.order import OrderRecord
 
-VERSION = 1  # of these rules, in snapshots
-_BITS = 53  # of a draw: what a float64 holds exactly
+# Version of these rules, in snapshots.
+VERSION = 1
+# A float64 holds a draw of so many bits exactly.
+_BITS = 53
 
 
 class WeightedOrder:
@@ -25,7 +27,7 @@ class WeightedOrder:
 
     Args:
         weights: One per sample: finite, at least 0, not all 0. A sample of weight 0 is never drawn.
-        draws: That make an epoch; None: as many as there are samples.
+        draws: Number of draws in an epoch; None: as many as there are samples.
 
     Attributes:
         has_repeats: A sample may come more than once in an epoch.
@@ -57,7 +59,8 @@ class WeightedOrder:
         """Return the total of the weights, in as many draws as there are samples."""
         samples = len(self._ends)
         chances = np.diff(self._ends, prepend=0) / 2.0**_BITS
-        with np.errstate(divide="ignore"):  # of a sample that is always drawn
+        # The logarithm of 0, for a sample that is always drawn.
+        with np.errstate(divide="ignore"):
             seen = -np.expm1(samples * np.log1p(-chances)).sum()
         return (
             f"of {samples:,} samples, {samples:,} draws with replacement reach some {seen:,.0f}; the one of the largest weight comes "

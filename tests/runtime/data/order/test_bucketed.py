@@ -1,4 +1,4 @@
-"""Batches of like length: each sample once per epoch, less padding, no length left out more often than another."""
+"""Batches of similar length: each sample once per epoch, less padding, no length left out more often than another."""
 
 from __future__ import annotations
 
