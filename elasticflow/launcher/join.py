@@ -11,9 +11,9 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from elasticflow.compiler.launch_folder import job_record
 from elasticflow.compiler.plan.launch_plan import plan_job
-from elasticflow.compiler.provenance.job_json import job_to_json
-from elasticflow.compiler.provenance.origins import JOB_JSON, origins_now
+from elasticflow.compiler.provenance.origins import JOB_JSON, Made, origins_now
 from elasticflow.errors import (
     ANSWER_IS_NO,
     INTERRUPTED,
@@ -512,8 +512,8 @@ class Node(JoinedNode):
             atomic_files.write(launch_folder / "train.py", (invitation.entry_point.encode(),))
         atomic_files.write(launch_folder / "torchrun.args", ("\n".join(plan.torchrun_args).encode(),))
         origins = origins_now(request.job, request.project_root, plan.job_files, next_launch_id())
-        made = {"format": 1, "job": job_to_json(request.job), **origins.to_json()}
-        atomic_files.write(launch_folder / JOB_JSON, (json.dumps(made, indent=2).encode(),))
+        record = job_record(plan, Made(request.job, origins), request.overrides)
+        atomic_files.write(launch_folder / JOB_JSON, (json.dumps(record, indent=2).encode(),))
         writer = WriterStart(uri, self.folder.run_id, plan.snapshots, prefix)
         rank = request.node_rank if plan.rdzv_backend == "static" else None
         agent = build_agent_process(

@@ -8,7 +8,7 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.compiler.launch_folder.materialize import materialize
+from elasticflow.compiler.launch_folder import launch_files, materialize
 from elasticflow.compiler.plan.launch_plan import plan_job
 from elasticflow.compiler.provenance.origins import Made, origins_now
 from elasticflow.errors import GpuMissingError, StorageError, TorchMissingError
@@ -119,16 +119,18 @@ def _next_launch(
             edited = resume_check.edited_entry_point(folder, drift, warn)
         catalog.newest()  # one that can be read, or none: else no generation would come to a step
     number = (folder.launch_numbers() or [0])[-1] + 1
-    materialize(
+    launch_folder = folder.launch(number)
+    files = launch_files(
         plan,
         request.job,
-        folder.launch(number),
+        launch_folder,
         project_root=request.project_root,
         overrides=request.overrides,
         entry_point=edited,
         origins=made.origins,
         drift=[difference.to_json() for difference in drift],
     )
+    materialize(launch_folder, files)
     with _naming_files(folder):
         resume_check.record_job(folder, catalog, plan, made, request.overrides)
         resume_check.take_in_failures(folder, catalog)

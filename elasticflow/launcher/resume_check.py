@@ -7,17 +7,21 @@ import hashlib
 import time
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.compiler.launch_folder.launch_record import LaunchRecord, newest_record, record_from
-from elasticflow.compiler.launch_folder.materialize import TRAIN_PY, digest_as_written
+from elasticflow.compiler.launch_folder import (
+    TRAIN_PY,
+    LaunchRecord,
+    digest_as_written,
+    job_record,
+    newest_record,
+    record_from,
+)
 from elasticflow.compiler.provenance.drift import compare_made, lines_of, weighed_anew
-from elasticflow.compiler.provenance.job_json import job_to_json
 from elasticflow.compiler.provenance.origins import JOB_JSON, Made
 from elasticflow.errors import DriftRefusedError, RecordError
 from elasticflow.launcher.restarts.failure_classes import FAILURES
 from elasticflow.launcher.restarts.restart_ledger import RestartLedger
 from elasticflow.system import records
 from elasticflow.system.records import Damage
-from elasticflow.system.redaction import public_overrides
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -79,19 +83,8 @@ def record_job(
     """Record the launch's sources beside the snapshots, for launches on machines that have no run folder."""
     before = catalog.read_job_record() or {}
     now = time.time()
-    record = {
-        "format": 1,
-        "run_id": folder.run_id,
-        "digest": plan.job_digest,
-        "job": job_to_json(made.job),
-        "files": list(plan.job_files),
-        "overrides": list(public_overrides(overrides)),
-        "case": plan.case,
-        "created": before.get("created", now),
-        "updated": now,
-        **made.origins.to_json(),
-    }
-    catalog.write_job_record(record)
+    dates = {"created": before.get("created", now), "updated": now}
+    catalog.write_job_record({"run_id": folder.run_id, **job_record(plan, made, overrides), **dates})
 
 
 def take_in_failures(folder: RunFolder, catalog: Catalog) -> None:

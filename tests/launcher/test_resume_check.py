@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tomli
 
-from elasticflow.compiler.launch_folder.materialize import materialize
+from elasticflow.compiler.launch_folder import launch_files, materialize
 from elasticflow.compiler.plan.launch_plan import plan_job
 from elasticflow.compiler.provenance.origins import Made, origins_now
 from elasticflow.errors import DriftRefusedError
@@ -72,7 +72,7 @@ def test_newest_launch_here_is_what_counts(folder: RunFolder, tmp_path: Path) ->
     catalog = Catalog(Storage(str(tmp_path / "bucket")), "trial/")
     for number, job in ((1, _job()), (2, _job(optimizer__clip_grad_norm=2.0))):
         plan = plan_job(job, project_root=ROOT, job_files=[MNIST])
-        materialize(plan, job, folder.launch(number), project_root=ROOT)
+        materialize(folder.launch(number), launch_files(plan, job, folder.launch(number), project_root=ROOT))
 
     found = resume_check.made_before(folder, catalog, print)
     assert found is not None
@@ -114,7 +114,12 @@ def test_what_changes_the_trajectory_needs_consent_and_is_said(folder: RunFolder
 def test_an_edited_train_py_is_used_where_nothing_tells_whether_it_was_edited(folder: RunFolder) -> None:
     """Training continues with what it has trained with; of a whole record an unedited train.py is made anew."""
     job = _job()
-    materialize(plan_job(job, project_root=ROOT, job_files=[MNIST]), job, folder.launch(1), project_root=ROOT)
+    materialize(
+        folder.launch(1),
+        launch_files(
+            plan_job(job, project_root=ROOT, job_files=[MNIST]), job, folder.launch(1), project_root=ROOT
+        ),
+    )
     said, warn = _warnings()
     assert resume_check.edited_entry_point(folder, [], warn) is None
 

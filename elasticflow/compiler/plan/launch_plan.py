@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
+    BaseModel,
     BeforeValidator,
+    ConfigDict,
     Field,
     PlainSerializer,
     SerializerFunctionWrapHandler,
     model_serializer,
 )
 
-from elasticflow.compiler.plan import batch_split, torchrun
-from elasticflow.compiler.plan.batch_split import Fact, WorldRow
+from elasticflow.compiler.plan import torchrun
 from elasticflow.compiler.provenance.job_json import job_digest
 from elasticflow.jobfile.entry_points.calls import calls_of
 from elasticflow.jobfile.tables.evaluation import ranking_set
@@ -35,6 +36,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from elasticflow.jobfile.tables.job import Job
+
+
+class Fact(BaseModel):
+    """A frozen record that goes to plan.json and back unchanged."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class ScriptPlan(Fact):
@@ -137,7 +144,6 @@ class LaunchPlan(Fact):
         token_file: Path of the token that the machines of the run share; absent from plan.json without a token.
         start_method: fork (from a warm server) or spawn.
         seed: Seed of every random state; 0 in plans of earlier versions, which did not record it.
-        worlds: Batch split at the smallest, largest and some world sizes between.
         script: The script that runs instead of train.py; absent from plan.json without a script.
         shard: Workers that hold one copy of the model; absent from plan.json if it is 1.
         compiles: The model is compiled; absent from plan.json if it is not.
@@ -164,7 +170,6 @@ class LaunchPlan(Fact):
     restarts: RestartPlan
     snapshots: SnapshotsOfPlan
     log_level: str
-    worlds: tuple[WorldRow, ...]
     case: str | None = None
     script: ScriptPlan | None = None
     seed: int = 0
@@ -240,7 +245,6 @@ def plan_job(
         restarts=_restarts(job),
         snapshots=snapshot_settings(job),
         log_level=job.logging.level,
-        worlds=tuple(batch_split.worlds(job)),
         case=case,
         seed=job.job.seed,
         script=script,

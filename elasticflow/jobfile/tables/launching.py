@@ -36,7 +36,7 @@ from elasticflow.system.redaction import is_secret
 from elasticflow.system.units import intervals
 
 
-def is_address(interface: str) -> bool:
+def _is_address(interface: str) -> bool:
     """Return whether *interface* is an address or a network, not a name."""
     try:
         ipaddress.ip_network(interface, strict=False)
@@ -46,7 +46,7 @@ def is_address(interface: str) -> bool:
 
 
 def _interface(text: str) -> str:
-    if "${" not in text and (":" in text or "/" in text) and not is_address(text):
+    if "${" not in text and (":" in text or "/" in text) and not _is_address(text):
         raise ValueError(
             'is no network interface: write its name, an address or a network, like "10.0.0.0/8"'
         )
@@ -278,6 +278,11 @@ class NodesTable(Table):
             remedy = f"set max to {self.min} or more, or min to {self.max} or less"
             raise bad_key("max", codes.EMPTY_RANGE, message, remedy)
         return self
+
+    @property
+    def interface_name(self) -> str | None:
+        """The interface if it is given by its name: each machine finds its own one that has a given address or network."""
+        return None if self.interface is None or _is_address(self.interface) else self.interface
 
     @property
     def device_of_workers(self) -> DeviceType:

@@ -8,8 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
-from elasticflow.compiler.provenance.environment import versions_of_modules
-from elasticflow.compiler.provenance.origins import ENVIRONMENT_JSON
+from elasticflow.compiler.provenance.origins import ENVIRONMENT_JSON, versions_of_modules
 from elasticflow.launcher.supervisor.slow_ranks import SlowRanks
 from elasticflow.system import atomic_files
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.compiler.provenance.environment import git_state, machine, versions, versions_of_modules
+from elasticflow.compiler.provenance.origins import git_state, machine, versions, versions_of_modules
 
 
 def test_versions_of_what_is_installed() -> None:
