@@ -14,13 +14,12 @@ from elasticflow.compiler.provenance.origins import Made, origins_now
 from elasticflow.errors import GpuMissingError, StorageError, TorchMissingError
 from elasticflow.launcher import resume_check
 from elasticflow.launcher.agent.waiting_agent import next_launch_id
-from elasticflow.launcher.journal.post_mortem import ending_of
 from elasticflow.launcher.journal.run_lock import locked
 from elasticflow.launcher.rendezvous import connections, network
 from elasticflow.launcher.rendezvous.leadership import open_store
 from elasticflow.launcher.rendezvous.token import given_token, open_port_warning
+from elasticflow.launcher.restarts.restart_ledger import RestartLedger
 from elasticflow.launcher.supervisor.launch_record import Launch, Request
-from elasticflow.launcher.supervisor.scale_schedule import check_scale
 from elasticflow.launcher.supervisor.supervisor import Supervisor
 from elasticflow.protocol import worker_environment
 from elasticflow.run_folder import snapshot_place
@@ -68,7 +67,6 @@ def prepare(request: Request, warn: Callable[[str], None]) -> Iterator[Launch]:
     Raises:
         TorchMissingError: there is no torch.
         GpuMissingError: the job has a worker for each GPU, and there is none here.
-        ScaleError: more nodes are to be simulated than the job may have.
         StorageError: the snapshot URI cannot be written.
         InterfaceError: this machine has no such interface as the job names.
         TokenError: the run's token cannot be had.
@@ -82,21 +80,29 @@ def prepare(request: Request, warn: Callable[[str], None]) -> Iterator[Launch]:
     """
     check_torch(warn)
     check_gpus(request.job)
-    check_scale(request.scale, request.job.nodes)
     plan = plan_job(
         request.job, project_root=request.project_root, job_files=request.files, case=request.case
     )
-    uri, prefix = snapshot_place(plan.snapshots.uri, request.folder, request.project_root)
-    storage = Storage(uri, plan.snapshots.options)
-    storage.check_writable()
+    catalog, writer = snapshots_of(plan, request.folder, request.project_root)
     network.check(plan.interface)
     token = given_token(plan.token_file, request.project_root)
     for sentence in (open_port_warning(plan, token), connections.warning(plan)):
         if sentence is not None:
             warn(sentence)
     with locked(request.folder) as lock, contextlib.closing(open_store(plan, token)) as store:
-        writer = WriterStart(uri, request.folder.run_id, plan.snapshots, prefix)
-        yield _next_launch(request, plan, Catalog(storage, prefix), writer, store, lock, warn)
+        yield _next_launch(request, plan, catalog, writer, store, lock, warn)
+
+
+def snapshots_of(plan: LaunchPlan, folder: RunFolder, project_root: Path) -> tuple[Catalog, WriterStart]:
+    """Return the run's snapshots, and what a node's writer needs to know of their place.
+
+    Raises:
+        StorageError: the snapshot URI cannot be written.
+    """
+    uri, prefix = snapshot_place(plan.snapshots.uri, folder, project_root)
+    storage = Storage(uri, plan.snapshots.options)
+    storage.check_writable()
+    return Catalog(storage, prefix), WriterStart(uri, folder.run_id, plan.snapshots, prefix)
 
 
 def _next_launch(
@@ -133,7 +139,8 @@ def _next_launch(
     materialize(launch_folder, files)
     with _naming_files(folder):
         resume_check.record_job(folder, catalog, plan, made, request.overrides)
-        resume_check.take_in_failures(folder, catalog)
+        ledger = RestartLedger(folder.ledger, lock.require_held)
+        resume_check.take_in_failures(folder, catalog, ledger)
     return Launch(
         request=request,
         plan=plan,
@@ -146,7 +153,7 @@ def _next_launch(
         is_resumed=number > 1 or catalog.newest_generation() > 0,
         is_edited=edited is not None,
         drift=tuple(drift),
-        lost=ending_of(folder),
+        ledger=ledger,
     )
 
 

@@ -19,7 +19,6 @@ from elasticflow.compiler.provenance.drift import compare_made, lines_of, weighe
 from elasticflow.compiler.provenance.origins import JOB_JSON, Made
 from elasticflow.errors import DriftRefusedError, RecordError
 from elasticflow.launcher.restarts.failure_classes import FAILURES
-from elasticflow.launcher.restarts.restart_ledger import RestartLedger
 from elasticflow.system import records
 from elasticflow.system.records import Damage
 
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
     from elasticflow.compiler.provenance.drift import Difference
+    from elasticflow.launcher.restarts.restart_ledger import RestartLedger
     from elasticflow.run_folder import RunFolder
     from elasticflow.snapshots.store.catalog import Catalog
 
@@ -87,11 +87,11 @@ def record_job(
     catalog.write_job_record({"run_id": folder.run_id, **job_record(plan, made, overrides), **dates})
 
 
-def take_in_failures(folder: RunFolder, catalog: Catalog) -> None:
-    """Have the run folder's ledger hold what other machines charged to the budget since it was last written."""
+def take_in_failures(folder: RunFolder, catalog: Catalog, ledger: RestartLedger) -> None:
+    """Have the run folder's *ledger* hold what other machines charged to the budget since it was last written."""
     generation = _last_state(folder).get("generation")
     known = generation if isinstance(generation, int) else 0
-    RestartLedger(folder.ledger).take_in(catalog.generations(after=known).values())
+    ledger.take_in(catalog.generations(after=known).values())
 
 
 def _last_state(folder: RunFolder) -> dict[str, Any]:

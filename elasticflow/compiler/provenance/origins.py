@@ -7,8 +7,6 @@ import contextlib
 import hashlib
 import os
 import platform
-import re
-import socket
 import subprocess
 import threading
 from collections import defaultdict
@@ -23,8 +21,7 @@ from elasticflow.python_source.bindings import parse_python
 from elasticflow.python_source.modules import CannotTellError, Finder, NoModuleError, source_of
 from elasticflow.python_source.syntax import imported_modules
 from elasticflow.run_folder import RUNS
-from elasticflow.system import records
-from elasticflow.system.processes import usable_cores
+from elasticflow.system import machine, records
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -221,7 +218,7 @@ def origins_now(
         dict(sorted(sources.items())),
         git_state(project_root),
         versions(() if before is None else before.versions),
-        machine(),
+        machine.facts(),
         launch_id,
     )
 
@@ -317,33 +314,6 @@ def git_state(project_root: Path) -> Mapping[str, Any] | None:
     }
 
 
-def machine() -> Mapping[str, Any]:
-    """Return facts about this machine: host, system, kernel, libc, processor, GPUs and driver; loads no library."""
-    try:
-        system = platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
-    except OSError:
-        system = platform.platform()
-    driver = re.search(r"Kernel Module\s+(?:for \S+\s+)?([\d.]+)", _text("/proc/driver/nvidia/version"))
-    cards = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
-    models = [re.search(r"Model:\s*(.+)", _text(card)) for card in cards]
-    return {
-        "host": socket.gethostname(),
-        "os": system,
-        "kernel": platform.release(),
-        "libc": " ".join(platform.libc_ver()).strip() or None,
-        "cpu": cpu_model(),
-        "cores": usable_cores(),
-        "gpus": [match[1].strip() for match in models if match],
-        "driver": driver[1] if driver else None,
-    }
-
-
-def cpu_model() -> str:
-    """Return the processor's name from the kernel."""
-    match = re.search(r"model name\s*:\s*(.+)", _text("/proc/cpuinfo"))
-    return match[1].strip() if match else platform.machine()
-
-
 def digest_of(path: Path) -> str | None:
     """Return the SHA-256 of a file; None if the file cannot be read."""
     try:
@@ -392,10 +362,3 @@ def _git(folder: Path, *arguments: str, limit_s: float = _LIMIT_S) -> str | None
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
-
-
-def _text(path: str | Path) -> str:
-    try:
-        return Path(path).read_text(errors="replace")
-    except OSError:
-        return ""

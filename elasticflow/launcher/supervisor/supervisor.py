@@ -23,10 +23,10 @@ from elasticflow.events import SCHEMA_VERSION
 from elasticflow.launcher.journal.display_thread import DisplayThread
 from elasticflow.launcher.journal.journal import Journal
 from elasticflow.launcher.journal.metrics import Metrics
-from elasticflow.launcher.restarts.restart_ledger import RestartLedger
+from elasticflow.launcher.journal.post_mortem import ending_of
 from elasticflow.launcher.restarts.restart_policy import RestartPolicy
 from elasticflow.launcher.supervisor.agent_channel import AgentChannel
-from elasticflow.launcher.supervisor.command_runner import CommandRunner, claim_generation
+from elasticflow.launcher.supervisor.command_runner import CommandRunner
 from elasticflow.launcher.supervisor.commands import (
     Instant,
     Interrupted,
@@ -129,7 +129,6 @@ class Supervisor:
         self._follower = Follower(launch.request.follower, launch.request.folder, self._journal)
         self._profiles = Profiles(launch.request.folder, self._journal)
         self._nodes = Nodes(launch.plan.nodes_min, launch.plan.nodes_max, launch.plan.shard)
-        self._ledger = RestartLedger(launch.request.folder.ledger, require_held)
         self._lifecycle = self._first_lifecycle()
         self._asked = LeaveRequests()
         # Signals that had come when they were looked at last, before the verdict.
@@ -178,11 +177,7 @@ class Supervisor:
             for node in self._agents.begin():
                 self._nodes.expect(node)
             channel = self._open()
-            claim = partial(claim_generation, self._launch, self._ledger)
-            runner = CommandRunner(
-                self._journal, self._ledger, self._launch.catalog, channel, self._agents, claim
-            )
-            tell = partial(self._tell, runner)
+            tell = partial(self._tell, CommandRunner(self._launch, self._journal, channel, self._agents))
             try:
                 while self._lifecycle.verdict is None:
                     self._turn(channel, tell)
@@ -215,7 +210,7 @@ class Supervisor:
         run = RunSoFar(
             step=state["step"],
             restarts=state["restarts"],
-            ledger=tuple(self._ledger.entries),
+            ledger=tuple(self._launch.ledger.entries),
             is_resumed=self._launch.is_resumed,
         )
         # Memory may be ahead of the store, also before the first step.
@@ -226,6 +221,8 @@ class Supervisor:
 
     def _announce(self) -> None:
         launch = self._launch
+        # Its state is replaced from here on.
+        lost = ending_of(launch.request.folder)
         self._journal.event(
             events.RUN_STARTED,
             launch=launch.number,
@@ -237,12 +234,12 @@ class Supervisor:
             resume_command=told_command(),
             schema=SCHEMA_VERSION,
         )
-        if launch.lost is not None:
+        if lost is not None:
             self._journal.event(
                 events.SUPERVISOR_LOST,
                 launch=launch.number - 1,
                 step=max(self._journal.state["step"], self._metrics.last_step()),
-                **asdict(launch.lost),
+                **asdict(lost),
             )
         for damage in (self._journal.damage, self._metrics.damage):
             if damage is not None:
@@ -252,7 +249,7 @@ class Supervisor:
         if launch.drift:
             differences = [difference.to_json() for difference in launch.drift]
             self._journal.event(events.DRIFT_FOUND, launch=launch.number, differences=differences)
-        left = RestartPolicy(launch.plan.restarts).left(self._ledger.entries, time.time())
+        left = RestartPolicy(launch.plan.restarts).left(self._launch.ledger.entries, time.time())
         epochs = None if launch.request.job.script is not None else launch.request.job.train.epochs
         self._journal.know(epochs=epochs, budget_left=left, resume_command=told_command())
 
