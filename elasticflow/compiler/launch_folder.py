@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow.compiler.entry_point.factories import call_forms
 from elasticflow.compiler.entry_point.render import render
-from elasticflow.compiler.plan.launch_plan import LaunchPlan, torchrun_command
-from elasticflow.compiler.plan.torchrun import ENTRY_POINT
+from elasticflow.compiler.plan.launch_plan import ENTRY_POINT, LaunchPlan, torchrun_command
 from elasticflow.compiler.provenance.job_json import from_json, job_to_json, to_json
 from elasticflow.compiler.provenance.origins import (
     JOB_FILE,

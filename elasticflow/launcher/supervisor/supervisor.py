@@ -46,21 +46,14 @@ from elasticflow.launcher.supervisor.remote_files import RemoteFiles
 from elasticflow.protocol.handshake import TOKEN
 from elasticflow.protocol.messages import (
     Activity,
-    CompilerCacheFailed,
-    CompilerCacheMoved,
     FilePiece,
     FilesSent,
-    LogLeftOut,
     LogLines,
     NodeFigures,
     NodeReady,
+    NodeReports,
     Printed,
-    ProcessLeftBehind,
-    StandbysOff,
-    StandbysReady,
     Warned,
-    WorkerLingered,
-    WriterReports,
 )
 from elasticflow.protocol.resume_command import told_command
 from elasticflow.protocol.store_address import StoreLostError
@@ -82,25 +75,6 @@ _POLL_S = 0.01
 _NOTICE_S = 2.0
 # Seconds that agents with nothing to wait for have to exit.
 _LEAVE_S = 5.0
-# Messages that are events as they stand.
-_Recorded = (
-    ProcessLeftBehind
-    | WorkerLingered
-    | LogLeftOut
-    | StandbysReady
-    | StandbysOff
-    | CompilerCacheMoved
-    | CompilerCacheFailed
-)
-_EVENTS: dict[type[_Recorded], events.Event] = {
-    ProcessLeftBehind: events.PROCESS_LEFT_BEHIND,
-    WorkerLingered: events.WORKER_LINGERED,
-    LogLeftOut: events.LOG_LEFT_OUT,
-    StandbysReady: events.STANDBYS_READY,
-    StandbysOff: events.STANDBYS_OFF,
-    CompilerCacheMoved: events.COMPILER_CACHE,
-    CompilerCacheFailed: events.COMPILER_CACHE_FAILED,
-}
 _CANCELLED = "elasticflow cancel"
 _SECOND_SIGNAL = Interrupted("a second signal", errors.KILLED_BY_USER)
 
@@ -279,8 +253,8 @@ class Supervisor:
                 self._ingest.lines(message.lines)
                 self._profiles.heard(message.lines)
                 tell(message)
-            case WriterReports():
-                self._hear_writer(message, tell)
+            case NodeReports():
+                self._hear_reports(message, tell)
             case Activity() | Printed() | Warned():
                 self._journal.hear(message)
             case NodeFigures():
@@ -289,12 +263,10 @@ class Supervisor:
                 self._remote_files.hear(message)
                 if isinstance(message, NodeReady):
                     tell(message)
-            case _ if isinstance(message, _Recorded):
-                self._journal.event(_EVENTS[type(message)], **asdict(message))
             case _:
                 tell(message)
 
-    def _hear_writer(self, message: WriterReports, tell: Callable[[LifecycleEvent], None]) -> None:
+    def _hear_reports(self, message: NodeReports, tell: Callable[[LifecycleEvent], None]) -> None:
         self._ingest.reports(message.reports)
         for report in message.reports:
             if report.get("reason") == FENCED:
@@ -302,7 +274,7 @@ class Supervisor:
 
     def _hear_last(self, message: Message, tell: Callable[[LifecycleEvent], None]) -> None:
         """Take in the messages that still matter once the launch has its verdict."""
-        last = LogLines | Printed | Warned | WriterReports | ProcessLeftBehind | FilePiece | FilesSent
+        last = LogLines | Printed | Warned | NodeReports | FilePiece | FilesSent
         if isinstance(message, last):
             self._hear(message, tell)
 

@@ -16,13 +16,16 @@ from torch.distributed.elastic.multiprocessing import Std
 
 from elasticflow.compiler.launch_folder import launch_files, materialize, torchrun_script
 from elasticflow.compiler.plan.launch_plan import (
+    C10D_CONF,
     LaunchPlan,
     ScriptPlan,
+    arguments,
     plan_job,
     script_plan,
+    store_options,
     torchrun_command,
+    variables,
 )
-from elasticflow.compiler.plan.torchrun import C10D_CONF, arguments, store_options, variables
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.load import load_job
 from elasticflow.jobfile.tables.job import Job
