@@ -224,3 +224,11 @@ def test_from_job_file_to_launch_folder(tmp_path: Path) -> None:
     assert "return sgd_of(model, lr=0.1)" in text
     assert "--set=train.epochs=7" in text
     assert read_plan(tmp_path / "out") == plan
+
+
+def test_a_plan_of_an_earlier_version_is_read(project: Path) -> None:
+    """It also held the table of world sizes, which `plan` makes by itself now."""
+    _write(project, project / "out")
+    path = project / "out" / "plan.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "worlds": [{"nodes": 1}]}))
+    assert read_plan(project / "out") == _planned(make_job(), project)
