@@ -8,12 +8,12 @@ import math
 import signal
 import socket
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from elasticflow.compiler.launch_folder import job_record
 from elasticflow.compiler.plan.launch_plan import plan_job
-from elasticflow.compiler.provenance.job_json import job_to_json
-from elasticflow.compiler.provenance.origins import JOB_JSON, origins_now
+from elasticflow.compiler.provenance.origins import JOB_JSON, Made, origins_now
 from elasticflow.errors import (
     ANSWER_IS_NO,
     INTERRUPTED,
@@ -27,7 +27,7 @@ from elasticflow.errors import (
 )
 from elasticflow.launcher.agent.agent_process import AgentEnd, build_agent_process
 from elasticflow.launcher.agent.waiting_agent import next_launch_id
-from elasticflow.launcher.launch import check_torch
+from elasticflow.launcher.launch import check_torch, snapshots_of
 from elasticflow.launcher.rendezvous import network
 from elasticflow.launcher.rendezvous.invitation import Invitation
 from elasticflow.launcher.rendezvous.leadership import NAME_REMEDY, connect, newest_launch, store_address_of
@@ -39,11 +39,8 @@ from elasticflow.launcher.supervisor.leave_requests import LeaveRequests
 from elasticflow.protocol import control_store
 from elasticflow.protocol.json_codec import from_json
 from elasticflow.protocol.messages import AgentDied
-from elasticflow.protocol.store_address import StoreLostError, joined
-from elasticflow.run_folder import RunFolder, snapshot_place
-from elasticflow.snapshots.format.writer_config import WriterStart
-from elasticflow.snapshots.store.catalog import Catalog
-from elasticflow.storage.storage import Storage
+from elasticflow.protocol.store_address import StoreLostError
+from elasticflow.run_folder import RunFolder
 from elasticflow.system import atomic_files, records
 from elasticflow.system.polling import attempts
 
@@ -55,6 +52,7 @@ if TYPE_CHECKING:
     from elasticflow.launcher.supervisor.launch_record import Request
     from elasticflow.protocol.control_store import ControlStore, RemoteControlStore
     from elasticflow.protocol.store_address import StoreAddress
+    from elasticflow.snapshots.store.catalog import Catalog
 
 
 _CONNECT_S = 60.0
@@ -76,21 +74,9 @@ _ASK_S = 0.2
 _BACK_S = 60.0
 
 
-@dataclass(frozen=True)
-class Address:
-    """Address of a launch's store."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        """Return host:port; an IPv6 address stands in brackets."""
-        return joined(self.host, self.port)
-
-
 def join(
     request: Request,
-    address: Address,
+    address: StoreAddress,
     say: Callable[[str], None],
     warn: Callable[[str], None],
     lead: Callable[[Request], int],
@@ -102,7 +88,7 @@ def join(
 
     Args:
         request: The job as this machine has it; its run folder is not used.
-        address: From `--join`.
+        address: Host and port from `--join`.
         say: Called with what a person should know.
         warn: Called with each sentence that a person should read before this machine takes part.
         lead: Makes the launch that it is given, and returns its exit code.
@@ -116,13 +102,8 @@ def join(
         TokenError: this machine's token cannot be had.
         TokenRefusedError: this machine's token is not the launch's.
     """
-    check_torch(warn)
-    plan = plan_job(request.job, project_root=request.project_root, job_files=request.files)
-    check_rank(plan, request.node_rank)
-    network.check(plan.interface)
-    token = given_token(plan.token_file, request.project_root)
+    plan, store_address = plan_to_join(request, address, warn)
     await_server(address, say)
-    store_address = store_address_of(plan, address.host, address.port, token)
     keys = connect(store_address)
     last = locked = 0
     folder = request.folder
@@ -156,6 +137,24 @@ def join(
                 raise
 
 
+def plan_to_join(
+    request: Request, address: StoreAddress, warn: Callable[[str], None]
+) -> tuple[LaunchPlan, StoreAddress]:
+    """Return what this machine would train, and the address of the job's keys in the store at *address*.
+
+    Raises:
+        NodeRefusedError: a static rendezvous does not know this machine's rank.
+        InterfaceError: this machine has no such interface as the job names.
+        TokenError: this machine's token cannot be had.
+    """
+    check_torch(warn)
+    plan = plan_job(request.job, project_root=request.project_root, job_files=request.files)
+    check_rank(plan, request.node_rank)
+    network.check(plan.interface)
+    token = given_token(plan.token_file, request.project_root)
+    return plan, store_address_of(plan, address.host, address.port, token)
+
+
 def check_rank(plan: LaunchPlan, node_rank: int | None) -> None:
     """Check that a static rendezvous knows this machine's rank.
 
@@ -175,7 +174,7 @@ def check_rank(plan: LaunchPlan, node_rank: int | None) -> None:
         )
 
 
-def why_not_served(address: Address) -> OSError | None:
+def why_not_served(address: StoreAddress) -> OSError | None:
     """Return why no one answers at *address*; None if someone does."""
     try:
         socket.create_connection((address.host, address.port), timeout=5).close()
@@ -184,7 +183,7 @@ def why_not_served(address: Address) -> OSError | None:
     return None
 
 
-def await_server(address: Address, say: Callable[[str], None]) -> None:
+def await_server(address: StoreAddress, say: Callable[[str], None]) -> None:
     """Return once someone answers at *address*; a supervisor that is still starting is waited for.
 
     Raises:
@@ -196,13 +195,13 @@ def await_server(address: Address, say: Callable[[str], None]) -> None:
         if error is None:
             return
         if refusal is None:
-            say(f"waiting for {address}: {error}")
+            say(f"waiting for {address.endpoint}: {error}")
         refusal = error
     if isinstance(refusal, socket.gaierror):
         message = f"--join: {address.host} does not resolve: {refusal.strerror}"
         raise LaunchNotFoundError(message, NAME_REMEDY) from refusal
     raise LaunchNotFoundError(
-        f"nobody serves a launch at {address}: {refusal}",
+        f"nobody serves a launch at {address.endpoint}: {refusal}",
         "start the run on that machine first, with nodes.endpoint naming it, and open the port",
     ) from refusal
 
@@ -213,7 +212,7 @@ def await_launch(
     """Return the number of the job's newest launch, later than *last* or led again, that is not over.
 
     Args:
-        store_address: Address of *keys*.
+        store_address: StoreAddress of *keys*.
         last: Number of a launch whose leader gave no sign of life; 0: none. It may have been cut off for a while.
         say: Called with what a person should know.
 
@@ -311,7 +310,7 @@ def _require_newest(store: ControlStore, store_address: StoreAddress) -> None:
 
 def _reached_again(store_address: StoreAddress, launch_id: str) -> ControlStore | None:
     """Return a client of the store of the launch *launch_id*; None if it is gone for good."""
-    refusal = why_not_served(Address(store_address.host, store_address.port))
+    refusal = why_not_served(store_address)
     if isinstance(refusal, ConnectionRefusedError):
         return None
     if refusal is not None:
@@ -502,19 +501,16 @@ class Node(JoinedNode):
         invitation = from_json(Invitation, json.loads(store.get(INVITATION)))
         invitation.check(request.job, request.project_root)
         self.folder = RunFolder.of(request.project_root, request.job.job.name, invitation.run_id)
-        uri, prefix = snapshot_place(plan.snapshots.uri, self.folder, request.project_root)
-        storage = Storage(uri, plan.snapshots.options)
-        storage.check_writable()
-        check_shared(Catalog(storage, prefix), invitation, say, lambda: _require_newest(store, store_address))
+        catalog, writer = snapshots_of(plan, self.folder, request.project_root)
+        check_shared(catalog, invitation, say, lambda: _require_newest(store, store_address))
         node = f"{socket.gethostname()}-{store.add('joined', 1)}"
         launch_folder = self.folder.path / "nodes" / node
         if plan.script is None:
             atomic_files.write(launch_folder / "train.py", (invitation.entry_point.encode(),))
         atomic_files.write(launch_folder / "torchrun.args", ("\n".join(plan.torchrun_args).encode(),))
         origins = origins_now(request.job, request.project_root, plan.job_files, next_launch_id())
-        made = {"format": 1, "job": job_to_json(request.job), **origins.to_json()}
-        atomic_files.write(launch_folder / JOB_JSON, (json.dumps(made, indent=2).encode(),))
-        writer = WriterStart(uri, self.folder.run_id, plan.snapshots, prefix)
+        record = job_record(plan, Made(request.job, origins), request.overrides)
+        atomic_files.write(launch_folder / JOB_JSON, (json.dumps(record, indent=2).encode(),))
         rank = request.node_rank if plan.rdzv_backend == "static" else None
         agent = build_agent_process(
             plan,

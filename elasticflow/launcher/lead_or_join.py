@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from elasticflow.compiler.plan.launch_plan import plan_job
 from elasticflow.errors import (
     INTERRUPTED,
     LaunchNotFoundError,
@@ -19,14 +18,11 @@ from elasticflow.launcher.join import (
     MOST_LOCKED,
     Node,
     await_launch,
-    check_rank,
     lead_unless_led,
+    plan_to_join,
     why_not_served,
 )
-from elasticflow.launcher.launch import check_torch
-from elasticflow.launcher.rendezvous import network
-from elasticflow.launcher.rendezvous.leadership import connect, store_address_of
-from elasticflow.launcher.rendezvous.token import given_token
+from elasticflow.launcher.rendezvous.leadership import connect
 from elasticflow.protocol.store_address import StoreLostError, is_here
 from elasticflow.system.polling import attempts
 
@@ -34,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
-    from elasticflow.launcher.join import Address
     from elasticflow.launcher.supervisor.launch_record import Request
     from elasticflow.protocol.store_address import StoreAddress
 
@@ -47,7 +42,7 @@ _ASKED_AFTER, _ASKED_EVERY = 5, 15
 
 def lead_or_join(
     request: Request,
-    address: Address,
+    address: StoreAddress,
     say: Callable[[str], None],
     warn: Callable[[str], None],
     lead: Callable[[Request], int],
@@ -72,12 +67,7 @@ def lead_or_join(
         TokenError: this machine's token cannot be had.
         ElasticflowError: it leads, and the launch cannot begin (`launch.prepare`).
     """
-    check_torch(warn)
-    plan = plan_job(request.job, project_root=request.project_root, job_files=request.files)
-    check_rank(plan, request.node_rank)
-    network.check(plan.interface)
-    token = given_token(plan.token_file, request.project_root)
-    store_address = store_address_of(plan, address.host, address.port, token)
+    plan, store_address = plan_to_join(request, address, warn)
     last = locked = 0
     patience = _Patience(address, say)
     while True:
@@ -112,7 +102,7 @@ def lead_or_join(
 class _Patience:
     """The time for which one error after the other is waited out: what answers may be a proxy, or another program."""
 
-    def __init__(self, address: Address, say: Callable[[str], None]) -> None:
+    def __init__(self, address: StoreAddress, say: Callable[[str], None]) -> None:
         self._address, self._say = address, say
         self._since: float | None = None
         self._said = ""
@@ -126,7 +116,7 @@ class _Patience:
         now, reason = time.monotonic(), str(error).splitlines()[0]
         self._since = self._since or now
         if now > self._since + _PATIENCE_S:
-            message = f"nobody leads the run at {self._address}: {reason}"
+            message = f"nobody leads the run at {self._address.endpoint}: {reason}"
             raise LeaderMissingError(
                 message, "see what answers there; the same command waits again"
             ) from error
@@ -139,7 +129,7 @@ class _Patience:
 def _may_lead(
     plan: LaunchPlan,
     node_rank: int | None,
-    address: Address,
+    address: StoreAddress,
     say: Callable[[str], None],
     why_leader_is_lost: Callable[[], str | None],
 ) -> bool:
@@ -152,12 +142,15 @@ def _may_lead(
         if (refusal := why_not_served(address)) is None:
             return plan.is_store_outside
         if attempt == 0:
-            say(f"waiting for {address}: {refusal}")
+            say(f"waiting for {address.endpoint}: {refusal}")
         if attempt % _ASKED_EVERY == _ASKED_AFTER and (reason := why_leader_is_lost()) is not None:
-            raise LeaderMissingError(f"nobody leads the run at {address}: {reason}", "start the job again")
+            raise LeaderMissingError(
+                f"nobody leads the run at {address.endpoint}: {reason}", "start the job again"
+            )
     what = "serves the rendezvous" if plan.is_store_outside else "leads the run"
     raise LeaderMissingError(
-        f"nobody {what} at {address}", "the same command waits again; see why that machine is not there"
+        f"nobody {what} at {address.endpoint}",
+        "the same command waits again; see why that machine is not there",
     )
 
 

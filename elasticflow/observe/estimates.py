@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow.compiler.launch_folder.launch_record import made_in
+from elasticflow.compiler.launch_folder import made_in
 from elasticflow.compiler.plan.forecast import Known
 from elasticflow.compiler.provenance.drift import compare_made, weighed_anew
 from elasticflow.compiler.provenance.origins import Made, origins_now

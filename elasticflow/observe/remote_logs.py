@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elasticflow import events
-from elasticflow.launcher.rendezvous.requests import Request, copies_in, put_request
+from elasticflow.launcher.rendezvous.requests import copies_in, put_request
 from elasticflow.observe.history import GONE, RunHistory
 from elasticflow.observe.records import parse
 from elasticflow.observe.status import settled_state
 from elasticflow.observe.worker_logs import generations
+from elasticflow.protocol.messages import FilesWanted
 from elasticflow.system.json_lines import lines_of
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def ask(folder: RunFolder, generation: int | None = None, *, logged: bool = Fals
     can_answer = any(_is_other(node) and not _is_gone(node) for nodes in members.values() for node in nodes)
     if not can_answer:
         return None
-    return put_request(folder, Request(generation or max(members), logged))
+    return put_request(folder, FilesWanted(generation or max(members), logged))
 
 
 def missing(folder: RunFolder, generation: int | None = None) -> list[Elsewhere]:

@@ -6,8 +6,7 @@ import difflib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.compiler.launch_folder.launch_record import made_in
-from elasticflow.compiler.launch_folder.materialize import source_copy
+from elasticflow.compiler.launch_folder import made_in, source_copy
 from elasticflow.compiler.provenance.drift import Difference, compare_made
 from elasticflow.compiler.provenance.origins import Made, environment_of, made_from, origins_now
 from elasticflow.errors import RunNotFoundError, StorageError

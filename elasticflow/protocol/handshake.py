@@ -20,7 +20,6 @@ from elasticflow.protocol.store_address import StoreLostError
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
 
 TOKEN = "ELASTICFLOW_TOKEN"  # noqa: S105  a variable's name
 """Variable that holds the token; the launch's own processes get it by that, too."""
@@ -137,7 +136,7 @@ def _says(connection: socket.socket, expected: bytes) -> bool:
     """Return whether *expected* arrives; stops reading once the bytes differ."""
     heard = b""
     while len(heard) < len(expected):
-        heard += _received(connection.recv, len(expected) - len(heard))
+        heard += received(connection, len(expected) - len(heard))
         if not expected.startswith(heard):
             return False
     return True
@@ -146,12 +145,17 @@ def _says(connection: socket.socket, expected: bytes) -> bool:
 def _exactly(connection: socket.socket, count: int) -> bytes:
     heard = b""
     while len(heard) < count:
-        heard += _received(connection.recv, count - len(heard))
+        heard += received(connection, count - len(heard))
     return heard
 
 
-def _received(receive: Callable[[int], bytes], most: int) -> bytes:
-    data = receive(most)
+def received(connection: socket.socket, most: int = 1 << 16) -> bytes:
+    """Return what has arrived, at least one byte.
+
+    Raises:
+        ConnectionResetError: the other side has closed the connection.
+    """
+    data = connection.recv(most)
     if not data:
         raise ConnectionResetError("it has closed the connection")
     return data

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from elasticflow.events import EventRecord  # noqa: TC001  # the codec reads the fields' types
 from elasticflow.protocol.device_usage import DeviceUsage  # noqa: TC001  # as above
@@ -16,6 +16,8 @@ from elasticflow.protocol.json_codec import MessageCodec
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+
+    from elasticflow.events import Event
 
 # Files in which a rank waits for others, or for the store that it shares with them.
 _WAITS = re.compile(
@@ -210,113 +212,16 @@ class LogLines:
     held: int | None
 
 
+def report(event: Event, /, **fields: Any) -> EventRecord:
+    """Return *event* as `NodeReports` has it; *fields*: those of its own."""
+    return {"event": event, **fields}
+
+
 @dataclass(frozen=True)
-class WriterReports:
-    """Reports of a node's snapshot writer: events without the fields that all events have."""
+class NodeReports:
+    """Reports of a node's agent or snapshot writer: events of `elasticflow.events` without the fields that all events have."""
 
     reports: tuple[EventRecord, ...]
-
-
-@dataclass(frozen=True)
-class LogLeftOut:
-    """A worker has written more than the file of a stream may hold.
-
-    Attributes:
-        stream: `stdout` or `stderr`.
-        lines: How many were left out so far, in the worker's generation.
-    """
-
-    node: str
-    rank: int
-    stream: str
-    lines: int
-    bytes: int
-
-
-@dataclass(frozen=True)
-class StandbysReady:
-    """Each worker of a node has a standby.
-
-    Attributes:
-        pids: Process ids of the standbys, in the order of the local ranks.
-        seconds: How long the slowest took to get ready, at low priority.
-        memory: Bytes that they hold for themselves, in sum.
-        without_device: Why one of them has not opened its worker's GPU; empty if all have, or there is none to open.
-    """
-
-    node: str
-    pids: tuple[int, ...]
-    seconds: float
-    memory: int
-    without_device: str = ""
-
-
-@dataclass(frozen=True)
-class StandbysOff:
-    """A node makes no standbys any more, because of *reason*; its workers are restarted without them."""
-
-    node: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class CompilerCacheMoved:
-    """A node's compiler cache was saved beside the snapshots, or loaded from there.
-
-    Attributes:
-        action: `saved` or `loaded`.
-        seconds: How long it took, at low priority where it was saved.
-    """
-
-    node: str
-    action: Literal["saved", "loaded"]
-    files: int
-    bytes: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class CompilerCacheFailed:
-    """A node's compiler cache could not be kept, saved or loaded (*action*), for the reason *reason*; the run continues."""
-
-    node: str
-    action: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class ProcessLeftBehind:
-    """A process that outlived the worker which started it was ended.
-
-    Attributes:
-        node: None where the worker's agent is gone, too.
-        command: Command line, cut short.
-        was_killed: It did not end when it was asked to.
-    """
-
-    node: str | None
-    pid: int
-    command: str
-    was_killed: bool
-
-
-@dataclass(frozen=True)
-class WorkerLingered:
-    """A worker that had nothing left to do, as its peers had ended well, did not end by itself, and was ended.
-
-    Attributes:
-        seconds: Time without a sign of life.
-        reason: The code that held the worker.
-        frames: The Python stack of the worker, innermost frame first.
-        stacks: File that holds all of its stacks.
-    """
-
-    node: str
-    rank: int
-    seconds: float
-    reason: str
-    frames: tuple[str, ...]
-    stacks: str
 
 
 LINGER = "linger"
@@ -514,17 +419,10 @@ Message = (
     | AgentDied
     | WorkersStarted
     | LogLines
-    | WriterReports
+    | NodeReports
     | Activity
     | Printed
-    | ProcessLeftBehind
-    | WorkerLingered
-    | LogLeftOut
     | Warned
-    | StandbysReady
-    | StandbysOff
-    | CompilerCacheMoved
-    | CompilerCacheFailed
     | NodeFigures
     | Standstill
     | Stacks
@@ -577,17 +475,17 @@ class FilesWanted:
 
     Attributes:
         generation: Generation whose logs are wanted.
-        logged: Also send the points that hooks logged.
+        logged: Also send the points that hooks logged, of all generations.
+        number: Number of the supervisor's request; 0 where a command has left it for the supervisor.
     """
 
-    number: int
     generation: int
     logged: bool = False
+    number: int = 0
 
 
 Order = GenerationFormed | EndLaunch
 ORDERS: MessageCodec[Order] = MessageCodec(*get_args(Order))
-REQUESTS: MessageCodec[FilesWanted] = MessageCodec(FilesWanted)
 
 
 @dataclass(frozen=True)

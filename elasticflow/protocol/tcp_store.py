@@ -22,7 +22,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING
 
-from elasticflow.protocol.handshake import greet
+from elasticflow.protocol.handshake import greet, received
 from elasticflow.protocol.store_address import StoreLostError
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ class _Connection:
         self.socket.settimeout(limit_s)
         self.socket.sendall(frame(request, *parts))
         while True:
-            for answer in self.frames.take(_received(self.socket)):
+            for answer in self.frames.take(received(self.socket)):
                 return answer
 
     def renew(self, error: OSError | ValueError) -> None:
@@ -357,7 +357,7 @@ class _Mirror:
 
     def _receive(self, limit_s: float) -> None:
         while self._poll.poll(max(0.0, limit_s) * 1000):
-            for kind, parts in self.connection.frames.take(_received(self.connection.socket)):
+            for kind, parts in self.connection.frames.take(received(self.connection.socket)):
                 self._take(kind, parts)
                 self._heard += 1
             limit_s = 0.0
@@ -397,13 +397,6 @@ def _notice_silence(connection: socket.socket) -> None:
 def _close(connections: list[_Connection]) -> None:
     for connection in connections:
         connection.socket.close()
-
-
-def _received(connection: socket.socket, most: int = 1 << 16) -> bytes:
-    data = connection.recv(most)
-    if not data:
-        raise ConnectionResetError("it has closed the connection")
-    return data
 
 
 def _lost(address: StoreAddress, error: Exception) -> StoreLostError:

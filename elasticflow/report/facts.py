@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import tomli
 
-from elasticflow.compiler.launch_folder.materialize import source_copy
+from elasticflow.compiler.launch_folder import source_copy
 from elasticflow.jobfile.text.layers import leaves, table_at
 from elasticflow.observe.curves import read_curves
 from elasticflow.observe.history import RunHistory

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from elasticflow.compiler.launch_folder.launch_record import LaunchRecord, newest_record
+from elasticflow.compiler.launch_folder import LaunchRecord, newest_record
 from elasticflow.compiler.provenance.job_json import job_to_json
 from elasticflow.errors import RecordError
 from elasticflow.sinks.sink import RunFacts

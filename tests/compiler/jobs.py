@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.compiler.launch_folder.launch_record import LaunchRecord, record_in
-from elasticflow.compiler.launch_folder.materialize import digest_as_written
+from elasticflow.compiler.launch_folder import LaunchRecord, digest_as_written, record_in
 from elasticflow.jobfile.tables.job import Job
 
 if TYPE_CHECKING:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, cast
 from elasticflow import events
 from elasticflow.cli.main import call
 from elasticflow.launcher import launch as launch_module
-from elasticflow.launcher.restarts.restart_ledger import LedgerEntry, RestartLedger
-from elasticflow.launcher.supervisor.command_runner import claim_generation
+from elasticflow.launcher.restarts.restart_ledger import LedgerEntry
+from elasticflow.launcher.supervisor.command_runner import CommandRunner
+from elasticflow.launcher.supervisor.commands import ClaimGeneration
 from elasticflow.launcher.supervisor.supervisor import Supervisor
 from elasticflow.runtime.snapshot import restore
 from elasticflow.snapshots.format import shard_file
@@ -45,10 +46,10 @@ class _Beginning(Supervisor):
     def _lead(self) -> int:
         launch, folder = self._launch, self._launch.request.folder
         self._announce()
-        ledger = RestartLedger(folder.ledger)
-        ledger.append(LedgerEntry(1.0, "crash", 12, 0, 12, 0, 1, "f", charged=True))
-        number = claim_generation(launch, ledger, "start") or 0
-        self._journal.generation = number
+        launch.ledger.append(LedgerEntry(1.0, "crash", 12, 0, 12, 0, 1, "f", charged=True))
+        nobody: Any = None
+        CommandRunner(launch, self._journal, nobody, nobody).run(ClaimGeneration("start", 0, ()))
+        number = self._journal.generation
         self._journal.event(events.GENERATION_STARTED, world_size=1, nodes=1, reason="start")
         lines = [_step(step, number) for step in range(1, STEPS + 1)]
         self._metrics.add(lines)

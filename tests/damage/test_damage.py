@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elasticflow.compiler.provenance import environment
+from elasticflow.compiler.provenance import origins
 from elasticflow.jobfile import validate_source
 from tests.damage import harm, made_run
 
@@ -78,9 +78,9 @@ def _decided_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut launches short once they have decided from where they continue; what takes long and matters not is left out."""
     made_run.cut_short(monkeypatch)
     monkeypatch.setattr(validate_source, "check_entry_points", lambda *_: [])
-    monkeypatch.setattr(environment, "git_state", lambda _: None)
-    versions = environment.versions()
-    monkeypatch.setattr(environment, "versions", lambda _=(): versions)
+    monkeypatch.setattr(origins, "git_state", lambda _: None)
+    versions = origins.versions()
+    monkeypatch.setattr(origins, "versions", lambda _=(): versions)
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 

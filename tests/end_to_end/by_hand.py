@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elasticflow.compiler.launch_folder.materialize import materialize
+from elasticflow.compiler.launch_folder import launch_files, materialize
 from elasticflow.compiler.plan.launch_plan import plan_job
 from elasticflow.jobfile.load import require_job
 from elasticflow.snapshots.store.catalog import Catalog
@@ -38,7 +38,10 @@ def undisturbed(
     given = (*sets, f"nodes.nproc_per_node={workers}", f"snapshots.uri={place}")
     loaded = require_job(job_file, given)
     plan = plan_job(loaded.job, project_root=loaded.project_root, job_files=loaded.files)
-    materialize(plan, loaded.job, folder / "compiled", project_root=loaded.project_root)
+    materialize(
+        folder / "compiled",
+        launch_files(plan, loaded.job, folder / "compiled", project_root=loaded.project_root),
+    )
     environment = {key: value for key, value in os.environ.items() if not key.startswith("ELASTICFLOW")}
     environment |= {"PYTHONPATH": str(ROOT), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     environment |= {"WORLD_SIZE": str(workers), "LOCAL_WORLD_SIZE": str(workers)}

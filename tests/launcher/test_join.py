@@ -13,7 +13,7 @@ import pytest
 from elasticflow.compiler.provenance.job_json import job_to_json
 from elasticflow.errors import LaunchNotFoundError, LedElsewhereError, NodeRefusedError, RunLockedError
 from elasticflow.launcher import join
-from elasticflow.launcher.join import Address, await_server, check_shared
+from elasticflow.launcher.join import await_server, check_shared
 from elasticflow.launcher.rendezvous.invitation import Invitation, versions
 from elasticflow.launcher.rendezvous.leadership import connect
 from elasticflow.launcher.rendezvous.store_keys import EXIT_CODE, SUPERVISOR_BEAT
@@ -55,7 +55,7 @@ def test_address_at_which_nobody_is_found_is_named(
     monkeypatch.setattr(join, "_CONNECT_S", 0.0)
     said: list[str] = []
     with pytest.raises(LaunchNotFoundError) as refused:
-        await_server(Address(host, 1), said.append)
+        await_server(StoreAddress(host, 1), said.append)
     assert refused.value.message.startswith(what)
     assert remedy in str(refused.value.remedy)
     assert said[0].startswith(f"waiting for {host}:1: ")
@@ -173,7 +173,7 @@ def test_lock_that_outlives_its_machine_is_waited_for(
         monkeypatch.setattr(join, name, stand_in)
     monkeypatch.setattr(join, "Node", Node)
     request = Request(make_job(), (), (), tmp_path, RunFolder(tmp_path / "job" / "unknown"))
-    arguments = request, Address("head", 1), lambda _: None, lambda _: None, lead
+    arguments = request, StoreAddress("head", 1), lambda _: None, lambda _: None, lead
     if tries < 99:
         assert 7 == join.join(*arguments)
     else:

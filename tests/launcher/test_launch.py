@@ -7,7 +7,7 @@ import os
 import shutil
 import socket
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata, util
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +26,8 @@ from elasticflow.launcher import launch as launch_module
 from elasticflow.launcher.launch import check_gpus, check_torch, launch
 from elasticflow.launcher.restarts.restart_ledger import RestartLedger
 from elasticflow.launcher.restarts.restart_policy import FailedAttempt, RestartPolicy
-from elasticflow.launcher.supervisor.command_runner import claim_generation
+from elasticflow.launcher.supervisor.command_runner import CommandRunner
+from elasticflow.launcher.supervisor.commands import ClaimGeneration, GenerationClaimed
 from elasticflow.launcher.supervisor.launch_record import Request
 from elasticflow.protocol.json_codec import from_json, to_json
 from elasticflow.run_folder import RunFolder, snapshot_place
@@ -99,9 +100,10 @@ def claim(
     ledger: RestartLedger | None = None,
 ) -> int | None:
     """Claim the launch's next generation; by default with the ledger as the run folder has it."""
-    return claim_generation(
-        launch, ledger or RestartLedger(launch.request.folder.ledger), reason, last, nodes
-    )
+    launch = replace(launch, ledger=ledger or RestartLedger(launch.request.folder.ledger))
+    nobody: Any = SimpleNamespace()
+    answer = CommandRunner(launch, nobody, nobody, nobody).run(ClaimGeneration(reason, last, nodes))
+    return answer.number if isinstance(answer, GenerationClaimed) else None
 
 
 def test_launches_of_a_run_are_counted(trial: Trial) -> None:

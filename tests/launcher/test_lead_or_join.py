@@ -18,8 +18,8 @@ from elasticflow.errors import (
     RunLockedError,
 )
 from elasticflow.launcher import lead_or_join as tested
-from elasticflow.launcher.join import Address
 from elasticflow.launcher.supervisor.launch_record import Request
+from elasticflow.protocol.store_address import StoreAddress
 from elasticflow.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -27,15 +27,12 @@ if TYPE_CHECKING:
 
     from elasticflow.jobfile.tables.job import Job
 
-ADDRESS = Address("head", 29400)
+ADDRESS = StoreAddress("head", 29400)
 LED_ELSEWHERE = LedElsewhereError("a run of this job is led by another process")
 
 
 class _Plan:
     """What is asked of a plan."""
-
-    rdzv_backend = "c10d"
-    token_file = interface = None
 
     def __init__(self, *, is_store_outside: bool) -> None:
         self.is_store_outside = is_store_outside
@@ -69,15 +66,14 @@ class _World:
             return len(world.lasts)
 
         class Place:
-            endpoint = str(ADDRESS)
+            endpoint = ADDRESS.endpoint
 
             def under(self, _: str) -> None:
                 return None
 
-        monkeypatch.setattr(tested, "check_torch", lambda _: None)
-        monkeypatch.setattr(tested, "plan_job", lambda *_, **__: _Plan(is_store_outside=is_store_outside))
+        plan = _Plan(is_store_outside=is_store_outside)
+        monkeypatch.setattr(tested, "plan_to_join", lambda *_: (plan, Place()))
         monkeypatch.setattr(tested, "why_not_served", lambda _: next(world.refusals, None))
-        monkeypatch.setattr(tested, "store_address_of", lambda *_: Place())
         monkeypatch.setattr(tested, "connect", lambda _: None)
         monkeypatch.setattr(tested, "await_launch", await_launch)
         monkeypatch.setattr(tested, "Node", Node)

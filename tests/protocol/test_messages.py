@@ -8,45 +8,39 @@ from typing import get_args
 
 import pytest
 
+from elasticflow import events
 from elasticflow.protocol import messages
 from elasticflow.protocol.device_usage import DeviceUsage
 from elasticflow.protocol.messages import (
     Activity,
     AgentDied,
-    CompilerCacheFailed,
-    CompilerCacheMoved,
     DevicesChecked,
     EndLaunch,
     FilePiece,
     FilesSent,
-    FilesWanted,
     Frame,
     GenerationFormed,
     LoaderStack,
-    LogLeftOut,
     LogLines,
     Message,
     NodeFigures,
     NodeLeaving,
     NodeReady,
+    NodeReports,
     Order,
     Printed,
     PrintedLine,
-    ProcessLeftBehind,
     RankFigures,
     RefusedModule,
     Stacks,
     StalledWorker,
-    StandbysOff,
-    StandbysReady,
     Standstill,
     StartedWorker,
     Warned,
     WorkerEnd,
-    WorkerLingered,
     WorkersEnded,
     WorkersStarted,
-    WriterReports,
+    report,
 )
 
 FRAME = Frame("/r/examples/net.py", 12, "forward")
@@ -80,20 +74,14 @@ MESSAGES: tuple[Message, ...] = (
     AgentDied("host-1", "its agent ended with code 1"),
     WorkersStarted(3, "n0", (StartedWorker(0, 100, "n0"), StartedWorker(1, 101, "n0"))),
     LogLines(({"event": "step", "step": 7, "loss": 0.5, "lr": {"head": 0.1}},), held=7),
-    WriterReports(({"event": "snapshot.committed", "name": "step-7", "bytes": 10},)),
+    NodeReports(({"event": "snapshot.committed", "name": "step-7", "bytes": 10},)),
+    NodeReports((report(events.STANDBYS_OFF, node="n0", reason="they may take 1000 MB"),)),
     Activity("n0", "import", "datasets"),
     Activity("n0", "evaluate", "", 400, 12.5),
     Printed(3, (PrintedLine("stdout", "größer"), PrintedLine("stderr", "a warning")), 1_204),
-    ProcessLeftBehind("n0", 4711, "tensorboard --logdir runs", was_killed=True),
-    LogLeftOut("n0", 1, "stdout", 70_000, 56_000_000),
     Warned("n0", 1, 2, "UserWarning", "train.py:3", "odd", 9),
-    StandbysReady("n0", (4712, 4713), 5.125, 33_000_000, "its driver does not report its free memory"),
-    CompilerCacheMoved("n0", "saved", 30, 452_648, 0.641),
-    CompilerCacheFailed("n0", "load", "its SHA-256 differs"),
-    StandbysOff("n0", "they may take 1000 MB, and 1500 MB of memory are free"),
     Standstill(3, "n0", is_so=True, is_one_stopped=True),
     Stacks(3, "n0", (STALLED, replace(STALLED, dump="/r/flight_recorder/rank_1"))),
-    WorkerLingered("n0", 1, 300.0, "train.py:7 in export", (str(FRAME),), "/r/rank1.stderr"),
     DevicesChecked(3, "n0", 1, ("cuda:1: wrong",), ("cuda:0: rows wait",), 2.5),
     WorkersEnded(
         3,
@@ -121,12 +109,6 @@ def test_message_arrives_as_it_was(message: Message) -> None:
 
     assert isinstance(json.loads(text)["type"], str)
     assert message == messages.MESSAGES.decode(text.encode())
-
-
-def test_request_for_files_arrives_as_it_was() -> None:
-    """It has a key of its own: nodes that share the run folder do not look."""
-    wanted = FilesWanted(2, 14, logged=True)
-    assert wanted == messages.REQUESTS.decode(messages.REQUESTS.encode(wanted).encode())
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: type(order).__name__)

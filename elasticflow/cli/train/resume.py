@@ -36,7 +36,7 @@ def command(run: str | None, overrides: tuple[str, ...], accept_drift: bool, log
 
 
 def _request(run: str | None, overrides: tuple[str, ...], *, accept_drift: bool) -> Request:
-    from elasticflow.compiler.launch_folder.launch_record import last_record
+    from elasticflow.compiler.launch_folder import last_record
     from elasticflow.compiler.provenance.missing_imports import require_importable
     from elasticflow.errors import NothingToResumeError
     from elasticflow.jobfile.project import current_project_root

@@ -142,9 +142,9 @@ def _join(loaded: LoadedJob, endpoint: str, options: RunOptions) -> int:
     from functools import partial
 
     from elasticflow.clusters.slurm.commands import why_leader_is_lost
-    from elasticflow.launcher.join import Address, join
+    from elasticflow.launcher.join import join
     from elasticflow.launcher.lead_or_join import lead_or_join
-    from elasticflow.protocol.store_address import split
+    from elasticflow.protocol.store_address import StoreAddress, split
     from elasticflow.run_folder import RunFolder
 
     if options.is_simulated:
@@ -165,7 +165,7 @@ def _join(loaded: LoadedJob, endpoint: str, options: RunOptions) -> int:
             return FINISHED
     return take_part(
         options.request(loaded, folder),
-        Address(host, port),
+        StoreAddress(host, port),
         lambda text: click.echo(text, err=True),
         warn,
         lambda request: launch_shown(request, options.log_format),
@@ -180,7 +180,6 @@ def _show_plan(options: RunOptions) -> None:
         ScaleError: the options simulate more nodes than the job may have.
     """
     from elasticflow.cli.write.plan import newest_run, show, show_cases
-    from elasticflow.launcher.supervisor.scale_schedule import check_scale
 
     if options.endpoint is not None:
         raise click.UsageError(
@@ -194,8 +193,7 @@ def _show_plan(options: RunOptions) -> None:
     asides: dict[str, str] = {}
     show_warnings(loaded, but=options.pointless_warnings)
     if options.is_simulated:
-        changes = options.scale_changes()
-        check_scale(changes, loaded.job.nodes)
+        changes = options.scale_changes(loaded.job.nodes)
         schedule = ", then ".join(
             f"{change.nodes} from {change.at_s:g} s on{' (others are killed)' if change.by_force else ''}"
             for change in changes

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from elasticflow.jobfile.load import LoadedJob
     from elasticflow.jobfile.tables.job import Job
+    from elasticflow.jobfile.tables.launching import NodesTable
     from elasticflow.launcher.supervisor.launch_record import Request
     from elasticflow.launcher.supervisor.scale_schedule import ScaleChange
 
@@ -118,15 +119,18 @@ class RunOptions:
         self.say(f"run {folder.run_id} is finished")
         return True
 
-    def scale_changes(self) -> tuple[ScaleChange, ...]:
+    def scale_changes(self, nodes: NodesTable | None = None) -> tuple[ScaleChange, ...]:
         """Return the numbers of simulated nodes, with the times of the changes.
 
         Raises:
-            ScaleError: --scale cannot be read.
+            ScaleError: --scale cannot be read, or is of more nodes than the job, if its *nodes* are given, may have.
         """
-        from elasticflow.launcher.supervisor.scale_schedule import parse_scale
+        from elasticflow.launcher.supervisor.scale_schedule import check_scale, parse_scale
 
-        return parse_scale(self.scale or f"{self.simulate_nodes or 1}@0s")
+        changes = parse_scale(self.scale or f"{self.simulate_nodes or 1}@0s")
+        if nodes is not None:
+            check_scale(changes, nodes)
+        return changes
 
     def folder_of(self, loaded: LoadedJob) -> RunFolder:
         """Return the run folder of a job; it need not exist.
@@ -150,6 +154,7 @@ class RunOptions:
 
         Raises:
             JobRefusedError: a package that the job's modules import is not installed here.
+            ScaleError: more nodes are to be simulated than the job may have.
         """
         from elasticflow.compiler.provenance.missing_imports import require_importable
         from elasticflow.launcher.supervisor.launch_record import Request
@@ -162,7 +167,7 @@ class RunOptions:
             loaded.project_root,
             folder,
             self.accept_drift,
-            self.scale_changes(),
+            self.scale_changes(loaded.job.nodes),
             self.node_rank,
             loaded.case,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -122,12 +123,13 @@ def _write(
 ) -> None:
     """Write the files of a launch, and say how to start it."""
     from elasticflow.cli.output import shell_path, show_warnings
-    from elasticflow.compiler.launch_folder.materialize import materialize
+    from elasticflow.compiler.launch_folder import launch_files, materialize
     from elasticflow.compiler.plan.launch_plan import plan_job
 
     job, root = loaded.job, loaded.project_root
     plan = plan_job(job, project_root=root, job_files=loaded.files, case=case)
-    materialize(plan, job, folder, project_root=root, overrides=overrides, force=force)
+    files = launch_files(plan, job, folder, project_root=root, overrides=overrides)
+    materialize(folder, files, force=force)
     show_warnings(loaded)
     torchrun, train = (shell_path(folder / name) for name in ("torchrun.sh", "train.py"))
     if loaded.job.script is not None:
@@ -273,6 +275,7 @@ def _answer(drift: Sequence[Difference]) -> Answer:
 
 def _facts(view: PlanView) -> dict[str, object]:
     from elasticflow.cli.write.plan_facts import drawn_in_words
+    from elasticflow.compiler.plan.batch_split import worlds
 
     run_facts, known, ahead = view.run_facts, view.known, view.ahead
     samples = known.samples
@@ -282,6 +285,7 @@ def _facts(view: PlanView) -> dict[str, object]:
         drift = {"run_id": run_facts.run_id, "differences": differences, "going_on": view.answer}
     return {
         **view.plan.model_dump(mode="json"),
+        "worlds": [asdict(row) for row in worlds(view.job)],
         "samples": None if samples is None else int(samples.value),
         "steps": ahead.steps,
         "steps_per_epoch": ahead.steps_per_epoch,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from elasticflow.compiler.entry_point.evaluation_calls import measured_weights
+from elasticflow.compiler.entry_point.values import measured_weights
 from elasticflow.compiler.plan.batch_split import node_counts_of
 from elasticflow.jobfile.diagnostics.toml_literals import dotted
 from elasticflow.jobfile.entry_points.object_arguments import dataset_values

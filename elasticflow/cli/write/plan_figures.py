@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from elasticflow.compiler.plan.batch_split import WorldRow
     from elasticflow.compiler.plan.forecast import Forecast, Knowledge, Known
-    from elasticflow.compiler.plan.launch_plan import LaunchPlan
     from elasticflow.jobfile.tables.job import Job
     from elasticflow.observe.estimates import RunFacts
     from elasticflow.protocol.shard_groups import Shard
@@ -175,14 +174,14 @@ def either(fewest: int, most: int) -> str:
     return f"{fewest:,} or {most:,}" if most == fewest + 1 else f"{fewest:,} to {most:,}"
 
 
-def worlds_notes(job: Job, plan: LaunchPlan) -> Iterator[str]:
+def worlds_notes(job: Job, rows: Sequence[WorldRow]) -> Iterator[str]:
     """Yield the notes under the table: formulas for the rows it leaves out, and the meanings of its columns."""
     batch, micro, shards = (
         job.dataset.global_batch_size,
         job.dataset.micro_batch_size,
         job.train.virtual_shards,
     )
-    if len(plan.worlds) <= plan.nodes_max - plan.nodes_min or plan.worlds[0].world_size is None:
+    if len(rows) <= job.nodes.max - job.nodes.min or rows[0].world_size is None:
         if shards is None:
             size = "" if micro is None else f", in as few even forwards of at most {micro:,} as that takes"
             yield f"with W workers: each takes {batch:,} / W samples, rounded down or up{size}"

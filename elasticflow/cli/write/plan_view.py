@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from elasticflow.cli.output import paint
 from elasticflow.cli.write.plan_facts import facts
 from elasticflow.cli.write.plan_figures import figures_table, worlds_notes, worlds_table
+from elasticflow.compiler.plan.batch_split import worlds
 from elasticflow.compiler.plan.launch_plan import torchrun_command
 from elasticflow.compiler.provenance.drift import lines_of as drift_lines
 
@@ -67,8 +68,9 @@ def lines_of(view: PlanView, width: int) -> Iterator[str]:
         yield ""
         yield from figures_table(view.job, view.known, view.ahead, view.run_facts)
     yield ""
-    yield from worlds_table(view.plan.worlds)
-    for text in () if view.plan.script is not None else worlds_notes(view.job, view.plan):
+    rows = tuple(worlds(view.job))
+    yield from worlds_table(rows)
+    for text in () if view.plan.script is not None else worlds_notes(view.job, rows):
         yield ""
         yield from textwrap.wrap(text, width, break_long_words=False)
     yield ""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from pydantic import BaseModel, ConfigDict
 
 from elasticflow.protocol.shard_groups import node_counts
 
@@ -16,13 +15,8 @@ if TYPE_CHECKING:
 MOST_ROWS = 12
 
 
-class Fact(BaseModel):
-    """A frozen record that goes to plan.json and back unchanged."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ExactCost(Fact):
+@dataclass(frozen=True)
+class ExactCost:
     """The cost of exact mode at one world size, compared with batch mode.
 
     Attributes:
@@ -36,7 +30,8 @@ class ExactCost(Fact):
     traffic: float | None
 
 
-class WorldRow(Fact):
+@dataclass(frozen=True)
+class WorldRow:
     """The split of the global batch at one world size.
 
     Attributes:

@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import hashlib
 import os
+import platform
+import subprocess
+import threading
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from elasticflow.compiler.provenance import environment
-from elasticflow.compiler.provenance.environment import digest_of
 from elasticflow.compiler.provenance.job_json import job_from_json
 from elasticflow.jobfile.entry_points.calls import calls_of
 from elasticflow.python_source.bindings import parse_python
 from elasticflow.python_source.modules import CannotTellError, Finder, NoModuleError, source_of
 from elasticflow.python_source.syntax import imported_modules
-from elasticflow.system import records
+from elasticflow.run_folder import RUNS
+from elasticflow.system import machine, records
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from elasticflow.jobfile.tables.job import Job
     from elasticflow.jobfile.tables.launching import ScriptTable
 
 JOB_FILE = "job file"
 _MOST_FILES = 2000
+_PACKAGES = ("elasticflow", "torch", "numpy", "safetensors", "fsspec")
+_LIMIT_S, _SEARCH_LIMIT_S = 10.0, 3.0
+_UNTRACKED_SUFFIXES = (".py", ".toml")
+_MOST_UNTRACKED, _LARGEST_UNTRACKED = 1000, 1 << 20
+_MOST_CHANGED = 50  # recorded names
 # A role is the table that names the factory, except for these keys.
 _ROLES = {
     ("model", "loss"): "loss",
@@ -201,14 +211,14 @@ def origins_now(
     sources = own_sources(job, project_root, job_files)
     earlier = {} if before is None else before.sources
     for name, file in earlier.items():
-        digest = environment.digest_of(project_root / name)
+        digest = digest_of(project_root / name)
         if name not in sources and digest is not None:
             sources[name] = SourceFile(digest, file.roles)
     return Origins(
         dict(sorted(sources.items())),
-        environment.git_state(project_root),
-        environment.versions(() if before is None else before.versions),
-        environment.machine(),
+        git_state(project_root),
+        versions(() if before is None else before.versions),
+        machine.facts(),
         launch_id,
     )
 
@@ -265,3 +275,90 @@ def environment_of(folder: Path) -> WorkerEnvironment:
 
 def _has_values(table: object, kind: type) -> bool:
     return isinstance(table, dict) and all(isinstance(value, kind) for value in table.values())
+
+
+def versions(names: Iterable[str] = ()) -> dict[str, str]:
+    """Return the versions of Python, of the packages that always take part and of *names*, without absent packages."""
+    by_name = {"python": platform.python_version()}
+    for package in dict.fromkeys((*_PACKAGES, *names)):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            by_name[package] = metadata.version(package)
+    return by_name
+
+
+def versions_of_modules(modules: Iterable[str]) -> dict[str, str]:
+    """Return the version of every distribution of the top-level *modules*; takes a tenth of a second."""
+    owners = metadata.packages_distributions()
+    return versions(sorted({name for module in modules for name in owners.get(module, ())}))
+
+
+def git_state(project_root: Path) -> Mapping[str, Any] | None:
+    """Return the state of the project's checkout; None outside of git or without git.
+
+    `patch` is the SHA-256 over the differences from the commit, untracked sources included; None if there are none.
+    The patch itself is not recorded: it may hold anything.
+    """
+    head = _git(project_root, "rev-parse", "HEAD", "--abbrev-ref", "HEAD")
+    if head is None:
+        return None
+    commit, branch = head.splitlines()[:2]
+    status = _git(project_root, "status", "--porcelain", "-z", "--untracked-files=no")
+    changed = sorted(entry[3:] for entry in (status or "").split("\0") if entry[2:3] == " ")
+    untracked = _untracked(project_root)
+    return {
+        "commit": commit,
+        "branch": None if branch == "HEAD" else branch,
+        "is_clean": status == "",
+        "changed": changed[:_MOST_CHANGED],
+        "patch": _patch(project_root, untracked) if changed or untracked else None,
+    }
+
+
+def digest_of(path: Path) -> str | None:
+    """Return the SHA-256 of a file; None if the file cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+def _untracked(project_root: Path) -> list[str]:
+    """Return untracked sources of the project, except in run folders, which hold many generated train.py files."""
+    patterns = [f":(exclude){RUNS}/", *(f"*{suffix}" for suffix in _UNTRACKED_SUFFIXES)]
+    arguments = ("ls-files", "--others", "--exclude-standard", "-z", "--", *patterns)
+    # git may search through all data in the folder.
+    names = _git(project_root, *arguments, limit_s=_SEARCH_LIMIT_S) or ""
+    return sorted(name for name in names.split("\0") if name)[:_MOST_UNTRACKED]
+
+
+def _patch(project_root: Path, untracked: list[str]) -> str | None:
+    """Return the digest of the diff, read piece by piece, as the diff may be as large as the checkout."""
+    digest = hashlib.sha256()
+    options = ("--binary", "--no-ext-diff", "--no-textconv", "--no-color")
+    argv = ["git", "-C", str(project_root), "diff", "HEAD", *options]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        timer = threading.Timer(_LIMIT_S, process.kill)
+        timer.start()
+        assert process.stdout is not None
+        while piece := process.stdout.read(1 << 20):
+            digest.update(piece)
+        timer.cancel()
+    if process.returncode != 0:
+        return None
+    for name in untracked:
+        path = project_root / name
+        if path.is_file() and path.stat().st_size <= _LARGEST_UNTRACKED:
+            digest.update(f"{name}\0{digest_of(path)}\0".encode())
+    return digest.hexdigest()
+
+
+def _git(folder: Path, *arguments: str, limit_s: float = _LIMIT_S) -> str | None:
+    argv = ["git", "-C", str(folder), *arguments]
+    try:
+        # Names of files may be any bytes; a record holds them as far as they are UTF-8.
+        done = subprocess.run(
+            argv, capture_output=True, encoding="utf-8", errors="replace", timeout=limit_s, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None

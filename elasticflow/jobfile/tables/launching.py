@@ -11,7 +11,6 @@ from pydantic import AfterValidator, Field, model_validator
 
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import show
-from elasticflow.jobfile.tables.environment_names import why_refused
 from elasticflow.jobfile.tables.types import (
     MOST_NODES,
     Args,
@@ -35,8 +34,38 @@ from elasticflow.protocol.snapshot_settings import BestMode, Integrity, Keep, Sn
 from elasticflow.system.redaction import is_secret
 from elasticflow.system.units import intervals
 
+_THREADS = "write train.threads: workers set their threads themselves"
+_TORCHRUN = "it is set for each worker when it is started; your code may read it"
+_PLACES = "write nodes.endpoint"
 
-def is_address(interface: str) -> bool:
+_REFUSED = {
+    "OMP_NUM_THREADS": _THREADS,
+    "MKL_NUM_THREADS": _THREADS,
+    "OPENBLAS_NUM_THREADS": _THREADS,
+    "MASTER_ADDR": _PLACES,
+    "MASTER_PORT": _PLACES,
+    "PET_NNODES": "write nodes.min and nodes.max",
+    "PET_NPROC_PER_NODE": "write nodes.nproc_per_node",
+    "PYTHONPATH": "write job.path: folders of your own code, relative to the project",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "without it a look for GPUs opens the driver, and workers cannot be forked",
+    "PYTHONUNBUFFERED": "workers are unbuffered",
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "workers that are started again would look for dead ones",
+}
+_OF_WORKERS = frozenset({
+    "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "GROUP_WORLD_SIZE",
+    "ROLE_WORLD_SIZE",
+})  # fmt: skip
+_OURS = ("ELASTICFLOW_", "_ELASTICFLOW_", "TORCHELASTIC_", "PET_")
+
+
+def why_refused(name: str) -> str | None:
+    """Return the remedy for a variable that a job cannot set; None if a job may set it."""
+    if name in _REFUSED:
+        return _REFUSED[name]
+    return _TORCHRUN if name in _OF_WORKERS or name.startswith(_OURS) else None
+
+
+def _is_address(interface: str) -> bool:
     """Return whether *interface* is an address or a network, not a name."""
     try:
         ipaddress.ip_network(interface, strict=False)
@@ -46,7 +75,7 @@ def is_address(interface: str) -> bool:
 
 
 def _interface(text: str) -> str:
-    if "${" not in text and (":" in text or "/" in text) and not is_address(text):
+    if "${" not in text and (":" in text or "/" in text) and not _is_address(text):
         raise ValueError(
             'is no network interface: write its name, an address or a network, like "10.0.0.0/8"'
         )
@@ -278,6 +307,11 @@ class NodesTable(Table):
             remedy = f"set max to {self.min} or more, or min to {self.max} or less"
             raise bad_key("max", codes.EMPTY_RANGE, message, remedy)
         return self
+
+    @property
+    def interface_name(self) -> str | None:
+        """The interface if it is given by its name: each machine finds its own one that has a given address or network."""
+        return None if self.interface is None or _is_address(self.interface) else self.interface
 
     @property
     def device_of_workers(self) -> DeviceType:

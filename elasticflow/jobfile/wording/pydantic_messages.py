@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.suggestions import is_table
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show, to_toml
-from elasticflow.jobfile.tables.environment_names import why_refused
 from elasticflow.jobfile.tables.evaluation import SET_NAME
 from elasticflow.jobfile.tables.job import Job
+from elasticflow.jobfile.tables.launching import why_refused
 from elasticflow.jobfile.tables.types import ONE_OF
 from elasticflow.jobfile.text.layers import MovedLayer, value_at
 from elasticflow.jobfile.wording.same_values import same_value

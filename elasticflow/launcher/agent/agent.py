@@ -38,15 +38,16 @@ from elasticflow.launcher.rendezvous.store_keys import ORDERS, is_requested, req
 from elasticflow.launcher.rendezvous.supervisor_channel import Orders, Outbox
 from elasticflow.launcher.restarts.failures import aborted_by_nccl
 from elasticflow.protocol import control_store, worker_environment
-from elasticflow.protocol.messages import Activity, NodeReady
+from elasticflow.protocol.messages import Activity, NodeReady, NodeReports
 from elasticflow.protocol.store_address import StoreLostError
 from elasticflow.run_folder import RunFolder
 from elasticflow.system.polling import readable
 from elasticflow.system.processes import STOPPED, STOPPED_S, StoppedChild, state_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
+    from elasticflow.events import EventRecord
     from elasticflow.launcher.agent.agent_process import AgentConfig
     from elasticflow.launcher.agent.worker_heartbeats import WorkerHeartbeats
     from elasticflow.launcher.compiler_cache.keeper import CompilerCacheKeeper
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
     from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunOptions
     from elasticflow.launcher.rendezvous.supervisor_channel import Assignment
     from elasticflow.protocol.control_store import RemoteControlStore
-    from elasticflow.protocol.messages import Message
     from elasticflow.snapshots.client.writer_process import WriterProcess
 
 _POLL_S = 0.02
@@ -109,7 +109,7 @@ class Agent:
             FileSender(store, self._outbox.post, config.node, self._folder) if config.has_own_folder else None
         )
         self._stopped_writer = StoppedChild(writer.process, time.monotonic())
-        self._orphans = Orphans(self._adopted, self._outbox.post, config.node)
+        self._orphans = Orphans(self._adopted, self._report, config.node)
         self._store_address = config.store_address
         self._interface = network.variables(
             self._store_address.host, self._store_address.port, config.interface
@@ -121,7 +121,7 @@ class Agent:
             options.nproc,
             self._folder.imports,
             config.node,
-            self._outbox.post,
+            self._report,
         )
         self._profiles = ProfileRequests(store, self._folder, heartbeats.request_profile)
         self._device_health = DeviceHealth(
@@ -174,7 +174,7 @@ class Agent:
                 if failed or len(alone) < assignment.nproc:
                     self._writer.load_ahead()
                 self._orphans.look(time.monotonic())
-                self._tell(workers.streams.untold())
+                self._report(*workers.streams.untold())
                 self._reporter.ended(workers, alone, failed=failed)
         except NodeReleasedError:
             return
@@ -190,7 +190,7 @@ class Agent:
         self._writer.finish(patience_s)
         self._orphans.end()
         if self._compiler_cache is not None:
-            self._tell(self._compiler_cache.finish())
+            self._report(*self._compiler_cache.finish())
         self._reporter.forward()
         if self._files is not None:
             # The launch may be over, and its store gone: the reports are of no use then.
@@ -285,7 +285,7 @@ class Agent:
             self._look_for_hang(workers, generation)
             self._reporter.activity(workers.exits())
             self._reporter.figures()
-            self._tell(workers.streams.cut())
+            self._report(*workers.streams.cut())
             self._standbys.look(time.monotonic())
             self._profiles.look(time.monotonic(), generation, self._ranks)
             self._look_at_compiler_cache()
@@ -323,11 +323,11 @@ class Agent:
     def _look_at_compiler_cache(self) -> None:
         if self._compiler_cache is not None:
             phases = (progress.phase for progress in self._heartbeats.progress())
-            self._tell(self._compiler_cache.look(time.monotonic(), phases))
+            self._report(*self._compiler_cache.look(time.monotonic(), phases))
 
-    def _tell(self, messages: Iterable[Message]) -> None:
-        for message in messages:
-            self._outbox.post(message)
+    def _report(self, *reports: EventRecord) -> None:
+        if reports:
+            self._outbox.post(NodeReports(reports))
 
     def _await_root_cause(self, workers: ForkedWorkers) -> None:
         """Wait a moment while all failures so far may have followed from another: the rank that caused them may still be ending.

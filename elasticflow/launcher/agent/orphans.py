@@ -20,13 +20,15 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from elasticflow import events
 from elasticflow.protocol import worker_environment
-from elasticflow.protocol.messages import ProcessLeftBehind
+from elasticflow.protocol.messages import report
 from elasticflow.system.processes import LOADER, children_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
+    from elasticflow.events import EventRecord
     from elasticflow.run_folder import RunFolder
 
 # A process that dies with its parent is dead by then, and need not be reported.
@@ -51,14 +53,14 @@ class Orphans:
 
     Args:
         find: Returns the process ids of those that exist now.
-        tell: Called with each of them that had to be ended, and is not elasticflow's own.
+        tell: Called with the event of each of them that had to be ended, and is not elasticflow's own.
         node: Node of the workers; None: unknown.
     """
 
     def __init__(
         self,
         find: Callable[[], Iterable[int]],
-        tell: Callable[[ProcessLeftBehind], object],
+        tell: Callable[[EventRecord], object],
         node: str | None = None,
     ) -> None:
         self._find, self._tell, self._node = find, tell, node
@@ -79,7 +81,15 @@ class Orphans:
             _reap(process.pid)
             if not _is_alive(process):
                 if asked.is_told and not asked.is_own:
-                    self._tell(ProcessLeftBehind(self._node, process.pid, asked.command, asked.is_killed))
+                    self._tell(
+                        report(
+                            events.PROCESS_LEFT_BEHIND,
+                            node=self._node,
+                            pid=process.pid,
+                            command=asked.command,
+                            was_killed=asked.is_killed,
+                        )
+                    )
                 del self._asked[process]
             elif not asked.is_told and now >= asked.since + _SETTLE_S:
                 asked.is_told = True

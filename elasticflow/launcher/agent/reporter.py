@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from elasticflow import events
 from elasticflow.launcher.agent import stack_dumps
 from elasticflow.launcher.agent.printed import RankPrints
 from elasticflow.launcher.agent.rank_logs import RankLog
@@ -15,16 +16,16 @@ from elasticflow.protocol.messages import (
     Activity,
     LogLines,
     NodeFigures,
+    NodeReports,
     Printed,
     Stacks,
     StalledWorker,
     Standstill,
     StartedWorker,
     Warned,
-    WorkerLingered,
     WorkersEnded,
     WorkersStarted,
-    WriterReports,
+    report,
 )
 from elasticflow.system.process_record import ProcessRecord
 from elasticflow.system.processes import STOPPED, STOPPED_S
@@ -109,7 +110,7 @@ class Reporter:
             piece = tuple(lines[first : first + _MOST_LINES])
             self._outbox.post(LogLines(piece, self._heartbeats.held()))
         if reports:
-            self._outbox.post(WriterReports(tuple(reports)))
+            self._outbox.post(NodeReports(tuple(reports)))
         self._count_warnings()
         if self._prints is not None:
             self._post_printed(self._prints, has_failed=None)
@@ -214,9 +215,16 @@ class Reporter:
             where = (
                 f"it was at {frames[0]}" if frames else "it was in no Python code, as at the end of a process"
             )
-            self._outbox.post(
-                WorkerLingered(self._node, worker.rank, worker.seconds, where, frames, worker.log)
+            lingered = report(
+                events.WORKER_LINGERED,
+                node=self._node,
+                rank=worker.rank,
+                seconds=worker.seconds,
+                reason=where,
+                frames=frames,
+                stacks=worker.log,
             )
+            self._outbox.post(NodeReports((lingered,)))
 
     def ended(self, workers: ForkedWorkers, alone: Container[int], *, failed: bool) -> None:
         """Report that no worker is left; the local ranks in *alone* ended by themselves."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from elasticflow import events
 from elasticflow.protocol.child_processes import MEMORY_FACTOR
-from elasticflow.protocol.messages import StandbysOff, StandbysReady
+from elasticflow.protocol.messages import report
 from elasticflow.protocol.run_files import read_preparation
 from elasticflow.system.free_memory import available
 from elasticflow.system.processes import signal_or_code
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from elasticflow.events import EventRecord
     from elasticflow.launcher.agent.worker_heartbeats import WorkerHeartbeats
     from elasticflow.launcher.fork_server.client import ForkServer
     from elasticflow.protocol.child_processes import Warm
@@ -33,6 +35,7 @@ class StandbyKeeper:
         warm: `restarts.warm` of the job.
         server: Starts them; it is ready.
         imports: File of the `Preparation`, from the last workers.
+        report: Called with an event for the supervisor.
     """
 
     def __init__(
@@ -43,10 +46,10 @@ class StandbyKeeper:
         workers: int,
         imports: Path,
         node: str,
-        post: Callable[[StandbysReady | StandbysOff], None],
+        report: Callable[[EventRecord], None],
     ) -> None:
         self._server, self._heartbeats, self._workers = server, heartbeats, workers
-        self._imports, self._node, self._post = imports, node, post
+        self._imports, self._node, self._report = imports, node, report
         ready = server.wait_ready()
         # Where workers have the job's modules from the fork on, a standby would save only what the accelerator takes.
         saves_time = ready.has_gpu or not ready.shares_imports
@@ -89,7 +92,16 @@ class StandbyKeeper:
             seconds = max(standby.seconds for standby in ready.values())
             memory = sum(standby.memory for standby in ready.values())
             without_device = next((reason for s in ready.values() if (reason := s.without_device)), "")
-            self._post(StandbysReady(self._node, pids, seconds, memory, without_device))
+            self._report(
+                report(
+                    events.STANDBYS_READY,
+                    node=self._node,
+                    pids=pids,
+                    seconds=seconds,
+                    memory=memory,
+                    without_device=without_device,
+                )
+            )
 
     def _count_deaths(self) -> bool:
         """Count the standbys that have ended; return False if making others is hopeless."""
@@ -113,4 +125,4 @@ class StandbyKeeper:
 
     def _end(self, reason: str) -> None:
         self._is_on = False
-        self._post(StandbysOff(self._node, reason))
+        self._report(report(events.STANDBYS_OFF, node=self._node, reason=reason))

@@ -8,13 +8,15 @@ import re
 import sys
 from typing import TYPE_CHECKING, TextIO
 
-from elasticflow.protocol.messages import LogLeftOut
+from elasticflow import events
+from elasticflow.protocol.messages import report
 from elasticflow.system.json_lines import FollowedLines
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from elasticflow.events import EventRecord
     from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunOptions
     from elasticflow.run_folder import RunFolder
 
@@ -74,11 +76,11 @@ class WorkerStreams:
         for shown in self._shown:
             shown.show()
 
-    def cut(self) -> list[LogLeftOut]:
+    def cut(self) -> list[EventRecord]:
         """Take out the middle of files that have grown too large; return the cuts to be reported."""
         return [left_out for file in self._bounded if (left_out := file.cut()) is not None]
 
-    def untold(self) -> list[LogLeftOut]:
+    def untold(self) -> list[EventRecord]:
         """Return the counts that `cut` has not returned yet; for use once no worker writes any more."""
         return [left_out for file in self._bounded if (left_out := file.untold()) is not None]
 
@@ -128,19 +130,26 @@ class BoundedFile:
         self._path, self._node, self._rank, self._stream = path, node, rank, stream
         self._lines = self._bytes = self._told = 0
 
-    def cut(self) -> LogLeftOut | None:
+    def cut(self) -> EventRecord | None:
         """Take out the middle if the file is too large; return the total taken out, each time that it has grown tenfold."""
         with contextlib.suppress(OSError):  # not there yet, or damaged: then it does not grow either
             if os.stat(self._path).st_size > MOST_BYTES:  # noqa: PTH116  many times a second
                 self._take_out_middle()
         return self.untold() if self._bytes >= 10 * self._told else None
 
-    def untold(self) -> LogLeftOut | None:
+    def untold(self) -> EventRecord | None:
         """Return the total taken out, unless it was returned before."""
         if self._bytes == self._told:
             return None
         self._told = self._bytes
-        return LogLeftOut(self._node, self._rank, self._stream, self._lines, self._bytes)
+        return report(
+            events.LOG_LEFT_OUT,
+            node=self._node,
+            rank=self._rank,
+            stream=self._stream,
+            lines=self._lines,
+            bytes=self._bytes,
+        )
 
     def _take_out_middle(self) -> None:
         with self._path.open("rb") as file, self._path.open("ab", buffering=0) as end:

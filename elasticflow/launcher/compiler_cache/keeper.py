@@ -13,18 +13,20 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from elasticflow import events
 from elasticflow.launcher.compiler_cache.machine_kind import this_machine
 from elasticflow.launcher.compiler_cache.node_folder import NodeFolder
 from elasticflow.launcher.compiler_cache.transfer import Transfer, Transferred
 from elasticflow.protocol import worker_environment
 from elasticflow.protocol.json_codec import from_json, to_json
-from elasticflow.protocol.messages import CompilerCacheFailed, CompilerCacheMoved
+from elasticflow.protocol.messages import report
 from elasticflow.storage.storage import Storage
 from elasticflow.system.installation import start_module
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from elasticflow.events import EventRecord
     from elasticflow.launcher.compiler_cache.transfer import Action
     from elasticflow.run_folder import RunFolder
     from elasticflow.snapshots.format.writer_config import WriterStart
@@ -39,9 +41,6 @@ _END_LIMIT_S = 10.0
 _COMPILING = "compile"
 # Phases of a worker that has finished its first step.
 _TRAINING = frozenset({"step", "data", "evaluate", "snapshot"})
-
-Told = CompilerCacheMoved | CompilerCacheFailed
-"""What the supervisor is told."""
 
 
 def _is_chosen(environment: Mapping[str, str]) -> bool:
@@ -75,7 +74,7 @@ class CompilerCacheKeeper:
     ) -> None:
         self._node, self._writer, self._kind = node, writer, this_machine()
         self.folder: NodeFolder | None = None
-        self._told: list[Told] = []
+        self._told: list[EventRecord] = []
         if not _is_chosen(environment):
             self._make(NodeFolder(run.compiler_cache / self._kind.name / node))
         self._process: subprocess.Popen[bytes] | None = None
@@ -94,7 +93,7 @@ class CompilerCacheKeeper:
         if reason is None:
             self.folder = folder
         else:
-            self._told.append(CompilerCacheFailed(self._node, "keep", reason))
+            self._tell_failure("keep", reason)
 
     def variables(self) -> dict[str, str]:
         """Return the variables of the fork server and all that it starts: they have torch use the folder, and be ready to compile."""
@@ -132,8 +131,8 @@ class CompilerCacheKeeper:
                 self._fail("keep", str(error))
         self._has_run = True
 
-    def look(self, now: float, phases: Iterable[str]) -> list[Told]:
-        """Return messages for the supervisor; save the cache if it is time. To be called often while the workers run.
+    def look(self, now: float, phases: Iterable[str]) -> list[EventRecord]:
+        """Return events for the supervisor; save the cache if it is time. To be called often while the workers run.
 
         Args:
             now: Seconds of a steady clock.
@@ -150,8 +149,8 @@ class CompilerCacheKeeper:
         told, self._told = self._told, []
         return told
 
-    def finish(self) -> list[Told]:
-        """Wait a moment for a cache that is being saved; return messages for the supervisor."""
+    def finish(self) -> list[EventRecord]:
+        """Wait a moment for a cache that is being saved; return events for the supervisor."""
         if self._process is not None:
             self._await(_END_LIMIT_S)
         told, self._told = self._told, []
@@ -219,7 +218,14 @@ class CompilerCacheKeeper:
         match done.outcome:
             case "loaded" | "saved":
                 self._told.append(
-                    CompilerCacheMoved(self._node, done.outcome, done.files, done.bytes, done.seconds)
+                    report(
+                        events.COMPILER_CACHE,
+                        node=self._node,
+                        action=done.outcome,
+                        files=done.files,
+                        bytes=done.bytes,
+                        seconds=done.seconds,
+                    )
                 )
             case "failed":
                 self._fail(self._action, done.reason)
@@ -233,7 +239,10 @@ class CompilerCacheKeeper:
         self._has_failed |= action == "save"
         # The archive beside the snapshots is useless to this kind of machine: it is replaced.
         self._has_not_loaded |= action == "load"
-        self._told.append(CompilerCacheFailed(self._node, action, reason))
+        self._tell_failure(action, reason)
+
+    def _tell_failure(self, action: str, reason: str) -> None:
+        self._told.append(report(events.COMPILER_CACHE_FAILED, node=self._node, action=action, reason=reason))
 
 
 def _done(text: bytes) -> Transferred | None:

@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from elasticflow.compiler.provenance import environment
+from elasticflow.system import machine
 from elasticflow.system.kernel_files import text_in
 
 _CPU_INFO = Path("/proc/cpuinfo")
@@ -31,7 +31,7 @@ class MachineKind(NamedTuple):
 
 def this_machine() -> MachineKind:
     """Return the kind of this machine, with the torch that is installed; torch is not imported."""
-    here, instructions = environment.machine(), _INSTRUCTIONS.search(text_in(_CPU_INFO))
+    here, instructions = machine.facts(), _INSTRUCTIONS.search(text_in(_CPU_INFO))
     facts = {
         "machine": platform.machine(),
         "python": platform.python_version(),

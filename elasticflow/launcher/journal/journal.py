@@ -145,6 +145,12 @@ class Journal:
         self.copy(record)
         return record
 
+    def report(self, report: EventRecord) -> None:
+        """Append an event that a node has reported, as one of the supervisor's own; a name that is no event is left out."""
+        if (event := events.EVENTS.get(report["event"])) is not None:
+            fields = {key: value for key, value in report.items() if key not in ("event", "generation")}
+            self.event(event, **fields)
+
     def copy(self, record: EventRecord) -> None:
         """Append an event as it stands, a worker's for instance, and show it."""
         self.durations.saw(record)

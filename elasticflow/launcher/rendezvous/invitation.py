@@ -8,8 +8,8 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.compiler.provenance.drift import compare
-from elasticflow.compiler.provenance.environment import digest_of
 from elasticflow.compiler.provenance.job_json import job_from_json
+from elasticflow.compiler.provenance.origins import digest_of
 from elasticflow.errors import NodeRefusedError
 from elasticflow.system.installation import VERSION
 

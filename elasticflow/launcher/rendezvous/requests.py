@@ -1,6 +1,6 @@
 """Files of nodes that have run folders of their own, as the machine that leads has them sent: logs, what hooks logged.
 
-    a command, on the machine that leads   puts a `Request` into `wanted/` of the run folder
+    a command, on the machine that leads   puts a `FilesWanted` into `wanted/` of the run folder
     the supervisor                         asks all such nodes with `FilesWanted`, and writes the `FilePiece`s it gets
                                            to the same paths in its own run folder
     a node                                 says `FilesSent` once it has sent what there was
@@ -16,12 +16,12 @@ import json
 import os
 import re
 import secrets
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from elasticflow.launcher.rendezvous.store_keys import FILES_WANTED
 from elasticflow.protocol import points
-from elasticflow.protocol.messages import REQUESTS, FilePiece, FilesSent, FilesWanted
+from elasticflow.protocol.json_codec import from_json, to_json
+from elasticflow.protocol.messages import FilePiece, FilesSent, FilesWanted
 from elasticflow.system import atomic_files
 
 if TYPE_CHECKING:
@@ -55,26 +55,14 @@ def is_image(path: str) -> bool:
     return _IMAGE.fullmatch(path) is not None
 
 
-@dataclass(frozen=True)
-class Request:
-    """A request of a command.
-
-    Attributes:
-        logged: Include the points that hooks logged, of all generations.
-    """
-
-    generation: int
-    logged: bool = False
-
-
-def put_request(folder: RunFolder, request: Request) -> Path:
-    """Leave *request* for the run's supervisor, which removes the file that is returned once the answer is there."""
+def put_request(folder: RunFolder, wanted: FilesWanted) -> Path:
+    """Leave the request *wanted* for the run's supervisor, which removes the file that is returned once the answer is there."""
     path = folder.path / WANTED / f"{secrets.token_hex(8)}.json"
-    atomic_files.write(path, (json.dumps(asdict(request)).encode(),))
+    atomic_files.write(path, (to_json(wanted).encode(),))
     return path
 
 
-def requests_in(folder: RunFolder) -> dict[Path, Request]:
+def requests_in(folder: RunFolder) -> dict[Path, FilesWanted]:
     """Return the requests that commands have left, by their files; a file that holds no request is removed."""
     found = {}
     try:
@@ -83,10 +71,10 @@ def requests_in(folder: RunFolder) -> dict[Path, Request]:
         return {}
     for path in paths:
         try:
-            found[path] = Request(**json.loads(path.read_bytes()))
+            found[path] = from_json(FilesWanted, json.loads(path.read_bytes()))
         except FileNotFoundError:
             continue
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError):
             path.unlink(missing_ok=True)
     return found
 
@@ -133,7 +121,7 @@ class FileSender:
         if self._messages is None:
             if not self._store.check([FILES_WANTED]):
                 return
-            wanted = REQUESTS.decode(self._store.get(FILES_WANTED))
+            wanted = from_json(FilesWanted, json.loads(self._store.get(FILES_WANTED)))
             if wanted.number == self._answered:
                 return
             self._answered = wanted.number
@@ -149,7 +137,7 @@ class FileSender:
         Raises:
             StoreLostError: the store is gone.
         """
-        for message in self._answer(FilesWanted(0, generation, logged=True)):
+        for message in self._answer(FilesWanted(generation, logged=True)):
             self._post(message)
 
     def _answer(self, wanted: FilesWanted) -> Iterator[Message]:

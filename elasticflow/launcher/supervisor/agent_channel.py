@@ -33,7 +33,6 @@ from elasticflow.protocol.json_codec import to_json
 from elasticflow.protocol.messages import (
     MESSAGES,
     ORDERS,
-    REQUESTS,
     EndLaunch,
     GenerationFormed,
     NodePart,
@@ -187,7 +186,7 @@ class AgentChannel:
 
     def want_files(self, wanted: FilesWanted) -> None:
         """Have nodes with run folders of their own send files."""
-        self._store.set(FILES_WANTED, REQUESTS.encode(wanted))
+        self._store.set(FILES_WANTED, to_json(wanted))
 
     def release(self, node: str) -> None:
         """Have the agent of *node* exit, and ignore the node from then on."""

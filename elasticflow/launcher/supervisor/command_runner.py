@@ -32,36 +32,19 @@ from elasticflow.protocol.messages import Activity
 from elasticflow.system.process_record import ProcessRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from elasticflow.launcher.journal.journal import Journal
-    from elasticflow.launcher.restarts.restart_ledger import RestartLedger
     from elasticflow.launcher.supervisor.agent_channel import AgentChannel
     from elasticflow.launcher.supervisor.commands import Answer, Command
     from elasticflow.launcher.supervisor.launch_record import Launch
     from elasticflow.launcher.supervisor.local_agents import LocalAgents
-    from elasticflow.snapshots.store.catalog import Catalog
 
 
 class CommandRunner:
-    """Carries out commands, one by one.
+    """Carries out commands of *launch*, one by one; *agents*: those of this machine."""
 
-    Args:
-        agents: Agents of this machine.
-        claim: `claim_generation` of the launch.
-    """
-
-    def __init__(
-        self,
-        journal: Journal,
-        ledger: RestartLedger,
-        catalog: Catalog,
-        channel: AgentChannel,
-        agents: LocalAgents,
-        claim: Callable[[str, int, tuple[str, ...]], int | None],
-    ) -> None:
-        self._journal, self._ledger, self._catalog = journal, ledger, catalog
-        self._channel, self._agents, self._claim = channel, agents, claim
+    def __init__(self, launch: Launch, journal: Journal, channel: AgentChannel, agents: LocalAgents) -> None:
+        self._launch, self._journal = launch, journal
+        self._channel, self._agents = channel, agents
 
     def run(self, command: Command) -> Answer | None:  # noqa: C901, PLR0912  # one line for each command
         """Do *command*; return the event that answers it, if any.
@@ -96,18 +79,34 @@ class CommandRunner:
             case Activity():
                 self._journal.activity(command)
             case RecordFailure():
-                self._ledger.append(command.entry)
+                self._launch.ledger.append(command.entry)
             case _:
                 assert_never(command)
         return None
 
     def _claim_generation(self, wanted: ClaimGeneration) -> Answer:
+        """Claim the next generation at the snapshot URI, where no other launch can have it then.
+
+        The claim holds the failures since the one this launch claimed last; the first one also those of the launch before.
+        """
+        catalog, last = self._launch.catalog, wanted.last
         try:
-            number = self._claim(wanted.reason, wanted.last, wanted.nodes)
+            claim = {
+                "run_id": self._launch.request.folder.run_id,
+                "launch": self._launch.number,
+                "reason": wanted.reason,
+                "nodes": list(wanted.nodes),
+                **ProcessRecord.of().to_json(),
+                CLAIMED_FAILURES: self._launch.ledger.since(last or catalog.newest_generation()),
+            }
+            if last == 0:
+                number = catalog.claim_generation(claim)
+            elif catalog.claim_after(last, claim):
+                number = last + 1
+            else:
+                return RunTakenOver()
         except OSError as error:
             return ClaimFailed(str(error))
-        if number is None:
-            return RunTakenOver()
         self._journal.generation = number
         return GenerationClaimed(number)
 
@@ -116,11 +115,13 @@ class CommandRunner:
         try:
             match command:
                 case ListSnapshots():
-                    return SnapshotsListed(tuple(snapshot.name for snapshot in self._catalog.committed()))
+                    return SnapshotsListed(
+                        tuple(snapshot.name for snapshot in self._launch.catalog.committed())
+                    )
                 case SetSnapshotAside():
-                    self._catalog.quarantine(command.name, command.reason)
+                    self._launch.catalog.quarantine(command.name, command.reason)
                 case ClearSnapshot():
-                    self._catalog.lift(command.name)
+                    self._launch.catalog.lift(command.name)
                 case _:
                     assert_never(command)
         except (OSError, StorageError):
@@ -129,28 +130,3 @@ class CommandRunner:
         event = events.SNAPSHOT_REJECTED if is_aside else events.SNAPSHOT_CLEARED
         self._journal.event(event, name=command.name, reason=command.reason)
         return SnapshotSetAside(command.name) if is_aside else None
-
-
-def claim_generation(
-    launch: Launch, ledger: RestartLedger, reason: str, last: int = 0, nodes: tuple[str, ...] = ()
-) -> int | None:
-    """Return the next generation's number, claimed at the snapshot URI: no other launch can have it.
-
-    None if another launch has claimed a generation after *last*, the one this launch claimed last (0: none yet). The
-    claim holds the failures in *ledger* since then; the launch's first one also those of the launch before.
-
-    Raises:
-        OSError: the store does not answer.
-    """
-    catalog = launch.catalog
-    claim = {
-        "run_id": launch.request.folder.run_id,
-        "launch": launch.number,
-        "reason": reason,
-        "nodes": list(nodes),
-        **ProcessRecord.of().to_json(),
-        CLAIMED_FAILURES: ledger.since(last or catalog.newest_generation()),
-    }
-    if last == 0:
-        return catalog.claim_generation(claim)
-    return last + 1 if catalog.claim_after(last, claim) else None

@@ -8,8 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
-from elasticflow.compiler.provenance.environment import versions_of_modules
-from elasticflow.compiler.provenance.origins import ENVIRONMENT_JSON
+from elasticflow.compiler.provenance.origins import ENVIRONMENT_JSON, versions_of_modules
 from elasticflow.launcher.supervisor.slow_ranks import SlowRanks
 from elasticflow.system import atomic_files
 
@@ -83,14 +82,11 @@ class Ingest:
         self._journal.copy(line)
 
     def reports(self, reports: Sequence[EventRecord]) -> None:
-        """Take in the snapshot writer's reports."""
+        """Take in the reports of a node's agent or snapshot writer."""
         for report in reports:
-            name = report["event"]
-            if name == events.SNAPSHOT_COMMITTED:
+            if report["event"] == events.SNAPSHOT_COMMITTED:
                 self._journal.update(at_once=True, snapshot=report["name"])
-            if name in events.EVENTS:
-                fields = {key: value for key, value in report.items() if key not in ("event", "generation")}
-                self._journal.event(events.EVENTS[name], **fields)
+            self._journal.report(report)
 
     def figures(self, figures: NodeFigures) -> None:
         """Take in the figures of a node's workers; name the ranks that make the others wait."""

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from elasticflow.compiler.provenance.drift import Difference
     from elasticflow.compiler.provenance.origins import Origins
     from elasticflow.jobfile.tables.job import Job
-    from elasticflow.launcher.journal.post_mortem import Ending
     from elasticflow.launcher.journal.run_lock import RunLock
     from elasticflow.launcher.rendezvous.leadership import LaunchStore
+    from elasticflow.launcher.restarts.restart_ledger import RestartLedger
     from elasticflow.launcher.supervisor.scale_schedule import ScaleChange
     from elasticflow.run_folder import RunFolder
     from elasticflow.snapshots.format.writer_config import WriterStart
@@ -51,11 +51,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Launch:
-    """One start of a run; its launch folder is written, its run is locked by the caller.
-
-    Attributes:
-        lost: The end of the launch before, if its supervisor could not record it.
-    """
+    """One start of a run; its launch folder is written, its run is locked by the caller."""
 
     request: Request
     plan: LaunchPlan
@@ -68,7 +64,7 @@ class Launch:
     is_resumed: bool
     is_edited: bool
     drift: tuple[Difference, ...]
-    lost: Ending | None
+    ledger: RestartLedger
 
     @property
     def launch_folder(self) -> Path:

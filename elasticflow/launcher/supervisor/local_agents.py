@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import signal
 import time
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from elasticflow import events
 from elasticflow.launcher.agent.agent_process import AgentEnd, build_agent_process
 from elasticflow.launcher.agent.orphans import Orphans, unclaimed
 from elasticflow.launcher.supervisor.commands import AgentEnded, NodeLost
@@ -35,10 +33,7 @@ class LocalAgents:
         self._changes = list(launch.request.scale)
         self._agents: dict[str, AgentProcess] = {}
         self._leaving: set[str] = set()
-        self._orphans = Orphans(
-            lambda: unclaimed(launch.request.folder),
-            lambda process: journal.event(events.PROCESS_LEFT_BEHIND, **asdict(process)),
-        )
+        self._orphans = Orphans(lambda: unclaimed(launch.request.folder), journal.report)
         self._count = 0
         self._began = 0.0
 

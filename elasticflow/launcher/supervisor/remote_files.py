@@ -6,10 +6,10 @@ import base64
 import contextlib
 import math
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, assert_never
 
 from elasticflow.launcher.rendezvous import requests
-from elasticflow.launcher.rendezvous.requests import Request
 from elasticflow.protocol.messages import FilePiece, FilesSent, FilesWanted, NodeReady
 from elasticflow.system import atomic_files
 
@@ -79,13 +79,13 @@ class RemoteFiles:
             self.ask(channel, first, now)
             self._requests = [path for path, request in wanted.items() if request == first]
 
-    def ask(self, channel: AgentChannel, request: Request, now: float) -> None:
+    def ask(self, channel: AgentChannel, wanted: FilesWanted, now: float) -> None:
         """Ask all nodes with run folders of their own for files."""
         self._awaited = self._hosts.keys() & channel.nodes
         self._deadline = now + PATIENCE_S
         if self._awaited:
             self._number += 1
-            channel.want_files(FilesWanted(self._number, request.generation, request.logged))
+            channel.want_files(replace(wanted, number=self._number))
 
     def are_awaited(self, channel: AgentChannel, now: float) -> bool:
         """Return whether a node that is there has not answered yet, and has time to."""
@@ -99,7 +99,7 @@ class RemoteFiles:
         is_cut_short: Callable[[], bool],
     ) -> None:
         """Have nodes send logs of *generation*, and what hooks logged, before they exit; *hear* takes in all messages."""
-        self.ask(channel, Request(generation, logged=True), time.monotonic())
+        self.ask(channel, FilesWanted(generation, logged=True), time.monotonic())
         while self.are_awaited(channel, time.monotonic()) and not is_cut_short():
             for message in channel.take():
                 hear(message)

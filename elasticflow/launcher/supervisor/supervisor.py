@@ -23,10 +23,10 @@ from elasticflow.events import SCHEMA_VERSION
 from elasticflow.launcher.journal.display_thread import DisplayThread
 from elasticflow.launcher.journal.journal import Journal
 from elasticflow.launcher.journal.metrics import Metrics
-from elasticflow.launcher.restarts.restart_ledger import RestartLedger
+from elasticflow.launcher.journal.post_mortem import ending_of
 from elasticflow.launcher.restarts.restart_policy import RestartPolicy
 from elasticflow.launcher.supervisor.agent_channel import AgentChannel
-from elasticflow.launcher.supervisor.command_runner import CommandRunner, claim_generation
+from elasticflow.launcher.supervisor.command_runner import CommandRunner
 from elasticflow.launcher.supervisor.commands import (
     Instant,
     Interrupted,
@@ -46,21 +46,14 @@ from elasticflow.launcher.supervisor.remote_files import RemoteFiles
 from elasticflow.protocol.handshake import TOKEN
 from elasticflow.protocol.messages import (
     Activity,
-    CompilerCacheFailed,
-    CompilerCacheMoved,
     FilePiece,
     FilesSent,
-    LogLeftOut,
     LogLines,
     NodeFigures,
     NodeReady,
+    NodeReports,
     Printed,
-    ProcessLeftBehind,
-    StandbysOff,
-    StandbysReady,
     Warned,
-    WorkerLingered,
-    WriterReports,
 )
 from elasticflow.protocol.resume_command import told_command
 from elasticflow.protocol.store_address import StoreLostError
@@ -82,25 +75,6 @@ _POLL_S = 0.01
 _NOTICE_S = 2.0
 # Seconds that agents with nothing to wait for have to exit.
 _LEAVE_S = 5.0
-# Messages that are events as they stand.
-_Recorded = (
-    ProcessLeftBehind
-    | WorkerLingered
-    | LogLeftOut
-    | StandbysReady
-    | StandbysOff
-    | CompilerCacheMoved
-    | CompilerCacheFailed
-)
-_EVENTS: dict[type[_Recorded], events.Event] = {
-    ProcessLeftBehind: events.PROCESS_LEFT_BEHIND,
-    WorkerLingered: events.WORKER_LINGERED,
-    LogLeftOut: events.LOG_LEFT_OUT,
-    StandbysReady: events.STANDBYS_READY,
-    StandbysOff: events.STANDBYS_OFF,
-    CompilerCacheMoved: events.COMPILER_CACHE,
-    CompilerCacheFailed: events.COMPILER_CACHE_FAILED,
-}
 _CANCELLED = "elasticflow cancel"
 _SECOND_SIGNAL = Interrupted("a second signal", errors.KILLED_BY_USER)
 
@@ -129,7 +103,6 @@ class Supervisor:
         self._follower = Follower(launch.request.follower, launch.request.folder, self._journal)
         self._profiles = Profiles(launch.request.folder, self._journal)
         self._nodes = Nodes(launch.plan.nodes_min, launch.plan.nodes_max, launch.plan.shard)
-        self._ledger = RestartLedger(launch.request.folder.ledger, require_held)
         self._lifecycle = self._first_lifecycle()
         self._asked = LeaveRequests()
         # Signals that had come when they were looked at last, before the verdict.
@@ -178,11 +151,7 @@ class Supervisor:
             for node in self._agents.begin():
                 self._nodes.expect(node)
             channel = self._open()
-            claim = partial(claim_generation, self._launch, self._ledger)
-            runner = CommandRunner(
-                self._journal, self._ledger, self._launch.catalog, channel, self._agents, claim
-            )
-            tell = partial(self._tell, runner)
+            tell = partial(self._tell, CommandRunner(self._launch, self._journal, channel, self._agents))
             try:
                 while self._lifecycle.verdict is None:
                     self._turn(channel, tell)
@@ -215,7 +184,7 @@ class Supervisor:
         run = RunSoFar(
             step=state["step"],
             restarts=state["restarts"],
-            ledger=tuple(self._ledger.entries),
+            ledger=tuple(self._launch.ledger.entries),
             is_resumed=self._launch.is_resumed,
         )
         # Memory may be ahead of the store, also before the first step.
@@ -226,6 +195,8 @@ class Supervisor:
 
     def _announce(self) -> None:
         launch = self._launch
+        # Its state is replaced from here on.
+        lost = ending_of(launch.request.folder)
         self._journal.event(
             events.RUN_STARTED,
             launch=launch.number,
@@ -237,12 +208,12 @@ class Supervisor:
             resume_command=told_command(),
             schema=SCHEMA_VERSION,
         )
-        if launch.lost is not None:
+        if lost is not None:
             self._journal.event(
                 events.SUPERVISOR_LOST,
                 launch=launch.number - 1,
                 step=max(self._journal.state["step"], self._metrics.last_step()),
-                **asdict(launch.lost),
+                **asdict(lost),
             )
         for damage in (self._journal.damage, self._metrics.damage):
             if damage is not None:
@@ -252,7 +223,7 @@ class Supervisor:
         if launch.drift:
             differences = [difference.to_json() for difference in launch.drift]
             self._journal.event(events.DRIFT_FOUND, launch=launch.number, differences=differences)
-        left = RestartPolicy(launch.plan.restarts).left(self._ledger.entries, time.time())
+        left = RestartPolicy(launch.plan.restarts).left(self._launch.ledger.entries, time.time())
         epochs = None if launch.request.job.script is not None else launch.request.job.train.epochs
         self._journal.know(epochs=epochs, budget_left=left, resume_command=told_command())
 
@@ -282,8 +253,8 @@ class Supervisor:
                 self._ingest.lines(message.lines)
                 self._profiles.heard(message.lines)
                 tell(message)
-            case WriterReports():
-                self._hear_writer(message, tell)
+            case NodeReports():
+                self._hear_reports(message, tell)
             case Activity() | Printed() | Warned():
                 self._journal.hear(message)
             case NodeFigures():
@@ -292,12 +263,10 @@ class Supervisor:
                 self._remote_files.hear(message)
                 if isinstance(message, NodeReady):
                     tell(message)
-            case _ if isinstance(message, _Recorded):
-                self._journal.event(_EVENTS[type(message)], **asdict(message))
             case _:
                 tell(message)
 
-    def _hear_writer(self, message: WriterReports, tell: Callable[[LifecycleEvent], None]) -> None:
+    def _hear_reports(self, message: NodeReports, tell: Callable[[LifecycleEvent], None]) -> None:
         self._ingest.reports(message.reports)
         for report in message.reports:
             if report.get("reason") == FENCED:
@@ -305,7 +274,7 @@ class Supervisor:
 
     def _hear_last(self, message: Message, tell: Callable[[LifecycleEvent], None]) -> None:
         """Take in the messages that still matter once the launch has its verdict."""
-        last = LogLines | Printed | Warned | WriterReports | ProcessLeftBehind | FilePiece | FilesSent
+        last = LogLines | Printed | Warned | NodeReports | FilePiece | FilesSent
         if isinstance(message, last):
             self._hear(message, tell)
 

@@ -94,7 +94,7 @@ def find_source(
 
 
 def _of_run(folder: RunFolder, options: dict[str, Any]) -> SnapshotSource:
-    from elasticflow.compiler.launch_folder.launch_record import last_record
+    from elasticflow.compiler.launch_folder import last_record
 
     root = folder.path.parents[2]
     damage: list[str] = []

@@ -22,6 +22,7 @@ from elasticflow import events
 from elasticflow.errors import StateError
 from elasticflow.runtime.measuring.speed import device_name
 from elasticflow.runtime.process import float32
+from elasticflow.system.machine import cpu_model
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,7 +51,7 @@ def describe(device: torch.device) -> dict[str, str]:
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "numpy": np.__version__,
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": str(torch.get_num_threads()),
         **float32.precision_facts(device),
@@ -115,15 +116,6 @@ def log_changes(worker: Worker, was: Mapping[str, str], *, is_exact: bool) -> No
     """
     if is_exact and worker.rank == 0 and (changed := changes(was, describe(worker.device))):
         worker.event(events.KIND_CHANGED, changed=changed)
-
-
-def _cpu_model() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.processor()
-    match = re.search(r"model name\s*:\s*(.+)", text)
-    return match[1].strip() if match else platform.machine()
 
 
 def log_loaded_modules(worker: Worker) -> None:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow.cli.main import call
-from elasticflow.compiler.launch_folder.materialize import materialize
+from elasticflow.compiler.launch_folder import launch_files, materialize
 from elasticflow.compiler.plan.launch_plan import plan_job
 from elasticflow.compiler.provenance.origins import Made, origins_now
 from elasticflow.jobfile.load import require_job
-from elasticflow.launcher.resume_check import record_job
+from elasticflow.launcher.launch import record_job
 from elasticflow.run_folder import RunFolder
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
@@ -61,7 +61,10 @@ def _launched(project: Path, run_id: str, *overrides: str) -> RunFolder:
     folder = RunFolder.of(project, "small", run_id)
     plan = plan_job(loaded.job, project_root=project, job_files=loaded.files)
     made = Made(loaded.job, origins_now(loaded.job, project, plan.job_files, run_id))
-    materialize(plan, loaded.job, folder.launch(1), project_root=project, origins=made.origins)
+    materialize(
+        folder.launch(1),
+        launch_files(plan, loaded.job, folder.launch(1), project_root=project, origins=made.origins),
+    )
     record_job(folder, Catalog(Storage(str(folder.path)), ""), plan, made)
     data = {"train": {"samples": 80, "fingerprint": f"data of {run_id}"}}
     (folder.launch(1) / "environment.json").write_text(json.dumps({"datasets": data}))

@@ -12,7 +12,7 @@ import pytest
 
 from elasticflow.cli.look import profile as module
 from elasticflow.cli.main import call
-from elasticflow.compiler.launch_folder.materialize import materialize
+from elasticflow.compiler.launch_folder import launch_files, materialize
 from elasticflow.compiler.plan.launch_plan import plan_job
 from elasticflow.jobfile.load import require_job
 from elasticflow.launcher.journal.run_lock import locked
@@ -133,7 +133,7 @@ def test_a_script_without_steps_is_refused_at_once(training: Run) -> None:
     (root / "train.py").write_text("import torch\n")
     loaded = require_job(root / "job.toml", ())
     plan = plan_job(loaded.job, project_root=loaded.project_root, job_files=loaded.files)
-    materialize(plan, loaded.job, launch, project_root=loaded.project_root, force=True)
+    materialize(launch, launch_files(plan, loaded.job, launch, project_root=loaded.project_root), force=True)
 
     code, _, err = training.profile()
     assert (2, True) == (code, "which has no loop on elasticflow.join" in err)

@@ -19,11 +19,11 @@ from torch import nn
 from elasticflow.cli.completer import complete
 from elasticflow.cli.main import call, group
 from elasticflow.cli.snapshots import selection, verify
-from elasticflow.compiler.launch_folder.materialize import materialize
+from elasticflow.compiler.launch_folder import launch_files, materialize
 from elasticflow.compiler.plan.launch_plan import plan_job
 from elasticflow.compiler.provenance.origins import Made, Origins
 from elasticflow.launcher.journal.run_lock import locked
-from elasticflow.launcher.resume_check import record_job
+from elasticflow.launcher.launch import record_job
 from elasticflow.run_folder import RunFolder
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
@@ -66,7 +66,7 @@ def original(tmp_path_factory: pytest.TempPathFactory, real_processes: None) -> 
         snapshots__keep={"last": 2, "best": 1},
     )
     plan = plan_job(job, project_root=root, job_files=(root / "job.toml",))
-    materialize(plan, job, folder.launch(1), project_root=root)
+    materialize(folder.launch(1), launch_files(plan, job, folder.launch(1), project_root=root))
     folder.state.write_text(json.dumps({"status": "interrupted", "job": "small", "run_id": RUN_ID}))
     bench = Bench(str(folder.path))
     record_job(folder, bench.catalog, plan, Made(job, Origins({})))

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from elasticflow.cli.main import call
 from elasticflow.cli.train.resume import _request
 from elasticflow.cli.train.view import _print_json
-from elasticflow.compiler.launch_folder.launch_record import LaunchRecord, record_in
-from elasticflow.compiler.launch_folder.materialize import materialize
+from elasticflow.compiler.launch_folder import LaunchRecord, launch_files, materialize, record_in
 from elasticflow.compiler.plan.launch_plan import plan_job
 from elasticflow.run_folder import RunFolder
 
@@ -62,7 +61,9 @@ def test_run_whose_job_file_is_gone_goes_on_with_the_recorded_job(
 
     request = _request("x", (), accept_drift=False)
     plan = plan_job(request.job, project_root=request.project_root, job_files=request.files)
-    materialize(plan, request.job, folder.launch(2), project_root=request.project_root)
+    materialize(
+        folder.launch(2), launch_files(plan, request.job, folder.launch(2), project_root=request.project_root)
+    )
 
     assert "small.toml is gone; continuing with the job as recorded" in capsys.readouterr().err
     records = [record_in(folder.launch(number)) for number in (1, 2)]

@@ -10,6 +10,7 @@ import pytest
 from elasticflow.cli.write.deep_options import report_text
 from elasticflow.cli.write.plan_facts import drawn_in_words, facts
 from elasticflow.cli.write.plan_figures import figures_table
+from elasticflow.compiler.plan.batch_split import worlds
 from elasticflow.compiler.plan.forecast import Knowledge, Known, KnownSets, forecast
 from elasticflow.compiler.plan.launch_plan import plan_job
 from elasticflow.deep.check import DeepReport
@@ -128,9 +129,7 @@ def test_shards_are_told_with_the_nodes_that_can_train(job: Any, words: str) -> 
 
 def test_worlds_are_those_that_can_train() -> None:
     """The table of `plan` has no row for a number of nodes that never trains."""
-    assert [
-        row.nodes for row in plan_job(sharded(4, 1, 5, 2), project_root=Path("/p"), job_files=[]).worlds
-    ] == [2, 4]
+    assert [row.nodes for row in worlds(sharded(4, 1, 5, 2))] == [2, 4]
 
 
 def test_memory_of_a_worker_is_told_at_each_degree() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elasticflow.compiler.launch_folder.materialize import materialize
+from elasticflow.compiler.launch_folder import launch_files, materialize
 from elasticflow.compiler.plan.launch_plan import plan_job
 from elasticflow.jobfile.load import require_job
 from elasticflow.snapshots.store.catalog import Catalog
@@ -84,7 +84,9 @@ def test_all_features_of_the_template_run_together_and_once(forked: ForkedProgra
     (tmp_path / "job.toml").write_text(JOB)
     loaded = require_job(tmp_path / "job.toml")
     plan = plan_job(loaded.job, project_root=loaded.project_root, job_files=loaded.files)
-    materialize(plan, loaded.job, tmp_path / "out", project_root=loaded.project_root)
+    materialize(
+        tmp_path / "out", launch_files(plan, loaded.job, tmp_path / "out", project_root=loaded.project_root)
+    )
     assert "training.finished" in run_by_hand(forked, tmp_path / "out")
     newest = Catalog(Storage(str(tmp_path / "shared")), "by-hand/").newest()
     assert newest is not None

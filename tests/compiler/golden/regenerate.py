@@ -24,7 +24,7 @@ FILES = ("plan.json", "train.py", "torchrun.sh")
 
 def made(case: str) -> dict[str, str]:
     """Return what the compiler makes of a case's job file, by file name."""
-    from elasticflow.compiler.launch_folder.materialize import launch_files
+    from elasticflow.compiler.launch_folder import launch_files
     from elasticflow.compiler.plan.launch_plan import plan_job
     from elasticflow.jobfile.load import require_job
 

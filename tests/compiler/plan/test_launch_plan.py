@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticflow.compiler.plan.batch_split import exact_cost, world_row
+from elasticflow.compiler.plan.batch_split import WorldRow, exact_cost, world_row, worlds
 from elasticflow.compiler.plan.launch_plan import LaunchPlan, plan_job
 from elasticflow.jobfile.checks.training_length import num_steps, steps_per_epoch
 from elasticflow.runtime.data.index_schedule import IndexSchedule
@@ -22,6 +22,10 @@ def _planned(**changes: Any) -> LaunchPlan:
     return plan_job(
         make_job(**changes), project_root=ROOT, job_files=[ROOT / "jobs" / "small.toml", Path("/base.toml")]
     )
+
+
+def _worlds(**changes: Any) -> tuple[WorldRow, ...]:
+    return tuple(worlds(make_job(**changes)))
 
 
 def test_files_are_relative_to_the_project() -> None:
@@ -74,7 +78,7 @@ def test_what_best_means(best: str | None, mode: str | None) -> None:
 
 def test_worlds_from_the_smallest_to_the_largest() -> None:
     """Every number of nodes of a short range has a row."""
-    rows = _planned(nodes__min=1, nodes__max=3, dataset__micro_batch_size=10).worlds
+    rows = _worlds(nodes__min=1, nodes__max=3, dataset__micro_batch_size=10)
     assert [
         (r.nodes, r.world_size, r.samples_per_rank, r.micro_batches, r.micro_batch_size) for r in rows
     ] == [
@@ -88,7 +92,7 @@ def test_worlds_from_the_smallest_to_the_largest() -> None:
 def test_exact_mode_costs_forwards_memory_and_traffic() -> None:
     """Of 8 shards on 1 to 4 workers: forwards instead of one, sums held, bytes against a ring all-reduce."""
     exact = {"train__consistency": "exact", "train__virtual_shards": 8, "nodes__nproc_per_node": 1}
-    rows = _planned(nodes__max=4, **exact).worlds
+    rows = _worlds(nodes__max=4, **exact)
     costs = [row.exact for row in rows if row.exact is not None]
     assert [
         (r.samples_per_rank, r.micro_batches, r.micro_batch_size, c.batch_micro_batches)
@@ -127,7 +131,7 @@ def test_cost_of_exact_mode_is_that_of_its_sums(shards: int, world_size: int) ->
 
 def test_long_ranges_show_what_divides_evenly() -> None:
     """A range up to the greatest number of nodes takes a handful of rows, and no time."""
-    rows = _planned(nodes__min=3, nodes__max=65_536, dataset__global_batch_size=10**9).worlds
+    rows = _worlds(nodes__min=3, nodes__max=65_536, dataset__global_batch_size=10**9)
     assert [row.nodes for row in rows] == [3, 4, 20, 64, 200, 500, 1250, 3200, 8000, 20_000, 62_500, 65_536]
     even = [row for row in rows[1:-1] if row.samples_per_rank]
     assert all(row.samples_per_rank[0] == row.samples_per_rank[1] for row in even if row.samples_per_rank)
@@ -136,13 +140,13 @@ def test_long_ranges_show_what_divides_evenly() -> None:
 def test_long_ranges_that_nothing_divides_show_doublings() -> None:
     """Also where a machine tells how many workers a node has."""
     for changes in ({"dataset__global_batch_size": 999_983}, {"nodes__nproc_per_node": "gpu"}):
-        rows = _planned(nodes__min=3, nodes__max=60, **changes).worlds
+        rows = _worlds(nodes__min=3, nodes__max=60, **changes)
         assert [row.nodes for row in rows] == [3, 6, 12, 24, 48, 60]
 
 
 def test_workers_counted_on_the_machine_are_unknown() -> None:
     """nproc_per_node = "gpu" leaves the split open."""
-    row = _planned(nodes__nproc_per_node="gpu").worlds[0]
+    row = _worlds(nodes__nproc_per_node="gpu")[0]
     assert (row.world_size, row.samples_per_rank, row.micro_batches) == (None, None, None)
 
 

@@ -14,9 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.elastic.multiprocessing import Std
 
-from elasticflow.compiler.launch_folder.materialize import materialize
-from elasticflow.compiler.plan.launch_plan import plan_job, script_plan, torchrun_command
-from elasticflow.compiler.plan.torchrun import C10D_CONF, arguments, script, store_options, variables
+from elasticflow.compiler.launch_folder import launch_files, materialize, torchrun_script
+from elasticflow.compiler.plan.launch_plan import (
+    C10D_CONF,
+    LaunchPlan,
+    ScriptPlan,
+    arguments,
+    plan_job,
+    script_plan,
+    store_options,
+    torchrun_command,
+    variables,
+)
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.load import load_job
 from elasticflow.jobfile.tables.job import Job
@@ -279,11 +288,22 @@ def test_the_device_type_is_told_to_every_process() -> None:
     assert told("cuda", "cpu") == {"ELASTICFLOW_DEVICE": "cuda"}
 
 
+def _plan(**changes: Any) -> LaunchPlan:
+    return plan_job(make_job(), project_root=Path("/p"), job_files=[]).model_copy(update=changes)
+
+
 @pytest.mark.usefixtures("real_processes")
 def test_the_script_quotes_for_the_shell() -> None:
     """Values that a shell would split or expand arrive whole."""
-    text = script(
-        "small", ("--log-dir=a b$c", "train.py"), {"A": "x y"}, {"A": "why"}, {"B": "p q"}, ["S_KEY"]
+    text = torchrun_script(
+        _plan(
+            torchrun_args=("--log-dir=a b$c", "train.py"),
+            environment={"A": "x y"},
+            reasons={"A": "why"},
+            env={"B": "p q"},
+            env_secrets=("S_KEY",),
+        ),
+        "..",
     )
     done = subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=100)
     assert done.returncode == 0
@@ -295,7 +315,10 @@ def test_the_script_quotes_for_the_shell() -> None:
 @pytest.mark.usefixtures("real_processes")
 def test_the_script_of_a_program_finds_its_further_folders(tmp_path: Path) -> None:
     """The folders of job.path are on the import path of the program, as they are under `elasticflow run`."""
-    text = script("small", ("train.py",), {}, {}, {}, [], ("train.py",), "..", ("my lib", "/of all"))
+    train = ScriptPlan(
+        entry="train.py", module=None, args=(), path=("my lib", "/of all"), silence_s=None, log_every=1
+    )
+    text = torchrun_script(_plan(torchrun_args=("train.py",), script=train, environment={}), "..")
     (tmp_path / "launch").mkdir()
     (tmp_path / "launch" / "torchrun.sh").write_text(text.replace("exec ", "echo "))
     done = subprocess.run(
@@ -313,7 +336,7 @@ def test_the_script_of_a_program_finds_its_further_folders(tmp_path: Path) -> No
 
 def test_static_rendezvous_asks_for_the_nodes_number() -> None:
     """With the static back-end each node says its own number."""
-    text = script("small", ("--rdzv-backend=static", "train.py"), {}, {}, {}, [])
+    text = torchrun_script(_plan(torchrun_args=("--rdzv-backend=static", "train.py")), "..")
     assert '--node-rank="${NODE_RANK:?' in text
 
 
@@ -330,7 +353,7 @@ def test_the_script_starts_torchrun_from_any_folder(tmp_path: Path) -> None:
         "sys.stdout.write(json.dumps({name: os.environ[name] for name in names}) + '\\n')\n"
     )
     plan = plan_job(job, project_root=tmp_path, job_files=[tmp_path / "job.toml"])
-    materialize(plan, job, folder, project_root=tmp_path, entry_point=entry_point)
+    materialize(folder, launch_files(plan, job, folder, project_root=tmp_path, entry_point=entry_point))
     environ = {name: value for name, value in os.environ.items() if not name.startswith("ELASTICFLOW")}
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.compiler.provenance.environment import git_state, machine, versions, versions_of_modules
+from elasticflow.compiler.provenance.origins import git_state, versions, versions_of_modules
+from elasticflow.system import machine
 
 
 def test_versions_of_what_is_installed() -> None:
@@ -25,7 +26,7 @@ def test_versions_of_what_was_imported() -> None:
 
 def test_machine() -> None:
     """Kernel, processor and cores are known on every Linux."""
-    found = machine()
+    found = machine.facts()
     assert found["kernel"]
     assert found["cpu"]
     assert found["cores"] >= 1

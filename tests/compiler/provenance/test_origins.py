@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elasticflow.compiler.launch_folder.launch_record import made_in
+from elasticflow.compiler.launch_folder import made_in
 from elasticflow.compiler.provenance.drift import compare_made, lines_of
 from elasticflow.compiler.provenance.job_json import job_to_json
 from elasticflow.compiler.provenance.origins import (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elasticflow.compiler.launch_folder.materialize import launch_files
+from elasticflow.compiler.launch_folder import launch_files
 from elasticflow.compiler.plan.launch_plan import plan_job
 from elasticflow.compiler.provenance.drift import compare
 from elasticflow.compiler.provenance.job_json import job_from_json, job_to_json

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.compiler.launch_folder.materialize import materialize, read_plan
+from elasticflow.compiler.launch_folder import launch_files, materialize, read_plan
 from elasticflow.compiler.plan.launch_plan import plan_job
 from elasticflow.compiler.provenance.job_json import job_digest, job_from_json, job_to_json
 from elasticflow.compiler.provenance.origins import own_sources
@@ -118,7 +118,9 @@ def test_a_launch_is_the_scripts_own_files(project: Path, program: str, sources:
     (project / "job.toml").write_text(SCRIPT.replace('entry = "src/train.py"', program))
     loaded = require_job(project / "job.toml")
     plan = plan_job(loaded.job, project_root=loaded.project_root, job_files=loaded.files)
-    materialize(plan, loaded.job, project / "out", project_root=loaded.project_root)
+    materialize(
+        project / "out", launch_files(plan, loaded.job, project / "out", project_root=loaded.project_root)
+    )
 
     assert not (project / "out" / "train.py").exists()
     assert read_plan(project / "out") == plan
@@ -150,7 +152,9 @@ def test_torchrun_sh_starts_the_script_in_the_project_with_its_arguments(project
     (project / "job.toml").write_text(SCRIPT)
     loaded = require_job(project / "job.toml")
     plan = plan_job(loaded.job, project_root=loaded.project_root, job_files=loaded.files)
-    materialize(plan, loaded.job, project / "out", project_root=loaded.project_root)
+    materialize(
+        project / "out", launch_files(plan, loaded.job, project / "out", project_root=loaded.project_root)
+    )
     told = project / "told.sh"
     told.write_text('#!/bin/sh\npwd\nfor each in "$@"; do echo "$each"; done\n')
     told.chmod(0o755)

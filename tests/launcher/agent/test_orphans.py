@@ -15,12 +15,13 @@ import pytest
 
 from elasticflow.launcher.agent import orphans
 from elasticflow.launcher.agent.orphans import Orphans, adopted, unclaimed
-from elasticflow.protocol.messages import ProcessLeftBehind
 from elasticflow.run_folder import RunFolder
 from tests.launcher.conftest import is_alive, wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from elasticflow.events import EventRecord
 
 pytestmark = [
     pytest.mark.usefixtures("real_processes"),
@@ -63,15 +64,15 @@ def test_what_outlived_its_worker_is_asked_then_killed_and_named(
     run, same_id = RunFolder(tmp_path / "jobs" / "run"), RunFolder(tmp_path / "other" / "run")
     ours = {kind: daemon(tmp_path, kind, run) for kind in ("listening", "stubborn")}
     others = [daemon(tmp_path, "listening", same_id), daemon(tmp_path, "listening", None)]
-    told: list[ProcessLeftBehind] = []
+    told: list[EventRecord] = []
     try:
         assert set(ours.values()) == set(unclaimed(run))
         Orphans(lambda: unclaimed(run), told.append).end()
 
         assert {ours["listening"]: False, ours["stubborn"]: True} == {
-            each.pid: each.was_killed for each in told
+            each["pid"]: each["was_killed"] for each in told
         }
-        assert all("os.setsid()" in each.command or "-c" in each.command for each in told)
+        assert all("os.setsid()" in each["command"] or "-c" in each["command"] for each in told)
         assert not any(is_alive(pid) for pid in ours.values())
         assert all(is_alive(pid) for pid in others)
     finally:
@@ -155,17 +156,18 @@ def test_only_what_workers_have_started_is_told_of() -> None:
         started = subprocess.Popen([*run, kind, "-m", "elasticflow.launcher"], stdout=subprocess.PIPE)
         assert started.stdout is not None
         with started.stdout:
-            pid, told = int(started.stdout.read()), list[ProcessLeftBehind]()
+            pid = int(started.stdout.read())
+        told: list[EventRecord] = []
         Orphans(partial(_alive, pid), told.append).end()
         started.wait(60)
 
-        assert said == [each.command for each in told]
+        assert said == [each["command"] for each in told]
         assert not is_alive(pid)
 
 
 def test_what_dies_by_itself_is_not_told_of() -> None:
     """Loader processes die a moment after their worker; nobody has to be told."""
-    told: list[ProcessLeftBehind] = []
+    told: list[EventRecord] = []
     dying = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     orphans = Orphans(lambda: [dying.pid], told.append)
     orphans.look(time.monotonic())

@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from elasticflow import events
 from elasticflow.launcher.agent import standby_keeper
 from elasticflow.launcher.agent.standby_keeper import StandbyKeeper
 from elasticflow.launcher.fork_server.protocol import Ready, StandbyEnded, StandbyReady
-from elasticflow.protocol.messages import StandbysOff, StandbysReady
+from elasticflow.protocol.messages import report
 from elasticflow.protocol.run_files import Preparation, read_preparation, write_preparation
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from elasticflow.events import EventRecord
 
 
 @dataclass
@@ -91,6 +94,18 @@ SHARED = Ready((), shares_imports=True)
 GPU = Ready((), shares_imports=True, has_gpu=True)
 
 
+def _ready(without_device: str = "") -> EventRecord:
+    """Return what is reported of two standbys."""
+    return report(
+        events.STANDBYS_READY,
+        node="n0",
+        pids=(100, 101),
+        seconds=1.5,
+        memory=2 * 10**6,
+        without_device=without_device,
+    )
+
+
 @pytest.mark.parametrize(
     ("warm", "ready", "expected"),
     [
@@ -132,7 +147,7 @@ def test_each_is_asked_for_once_and_all_are_told_once(tmp_path: Path) -> None:
     node.server.ready_now()
     node.look()
     node.look()
-    assert [StandbysReady("n0", (100, 101), 1.5, 2 * 10**6)] == node.posted
+    assert [_ready()] == node.posted
 
     node.server.standbys.clear()
     node.keeper.begin()
@@ -154,7 +169,13 @@ def test_one_that_dies_is_replaced_until_it_is_hopeless(tmp_path: Path) -> None:
     assert [] == node.posted
     node.server.ended_standbys.append(StandbyEnded(1, -signal.SIGKILL))
     node.look()
-    assert [StandbysOff("n0", "3 ended before they were needed, the last killed by SIGKILL")] == node.posted
+    assert [
+        report(
+            events.STANDBYS_OFF,
+            node="n0",
+            reason="3 ended before they were needed, the last killed by SIGKILL",
+        )
+    ] == node.posted
     node.keeper.begin()
     node.look()
     assert 4 == len(node.ranks_asked)
@@ -168,7 +189,7 @@ def test_without_memory_there_are_none(tmp_path: Path, monkeypatch: pytest.Monke
     node.look()
     assert [] == node.ranks_asked
     reason = "they may take 1000 MB, and 1500 MB of memory are free"
-    assert [StandbysOff("n0", reason)] == node.posted
+    assert [report(events.STANDBYS_OFF, node="n0", reason=reason)] == node.posted
 
 
 def test_damaged_record_of_imports_is_none(tmp_path: Path) -> None:
@@ -198,5 +219,5 @@ def test_a_standby_without_its_device_is_a_standby_and_told_of_once(tmp_path: Pa
     node.server.ready_now(without_device="900 MiB of its memory are free")
     node.look()
     node.look()
-    expected = StandbysReady("n0", (100, 101), 1.5, 2 * 10**6, "900 MiB of its memory are free")
+    expected = _ready("900 MiB of its memory are free")
     assert [expected] == node.posted

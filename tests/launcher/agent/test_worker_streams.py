@@ -125,9 +125,9 @@ def test_a_flood_keeps_its_beginning_and_its_end(tmp_path: Path, monkeypatch: py
 
     assert ("line 0", "line 19999") == (lines[0], lines[-1])
     assert 1 == len(markers)
-    assert f"{last.lines:,} lines ({last.bytes:,} bytes)" in markers[0]
-    assert 20_000 == last.lines + len(lines) - 1
-    assert ("n0", 3, "stdout") == (last.node, last.rank, last.stream)
+    assert f"{last['lines']:,} lines ({last['bytes']:,} bytes)" in markers[0]
+    assert 20_000 == last["lines"] + len(lines) - 1
+    assert ("n0", 3, "stdout") == (last["node"], last["rank"], last["stream"])
     assert len(told) < 4
     assert bounded.untold() is None
 
@@ -142,7 +142,7 @@ def test_lines_that_never_end_are_bounded_too(tmp_path: Path, monkeypatch: pytes
     left_out = worker_streams.BoundedFile(path, "n0", 0, "stderr").cut()
 
     assert left_out is not None
-    assert 57_000 == left_out.bytes
+    assert 57_000 == left_out["bytes"]
     assert path.stat().st_size < 4_000
 
 
@@ -171,6 +171,6 @@ def test_a_worker_that_writes_as_fast_as_its_file_is_read_holds_nobody_up(
     assert left_out is not None
     assert written < len(lines) / 2
     kept = [line for line in path.read_bytes().splitlines(keepends=True) if not line.startswith(b"...")]
-    assert written * 100 == left_out.bytes + sum(map(len, kept))
+    assert written * 100 == left_out["bytes"] + sum(map(len, kept))
     assert kept[:20] == lines[:20]
     assert kept[20:] == lines[written - len(kept) + 20 : written]

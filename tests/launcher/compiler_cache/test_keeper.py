@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elasticflow import events
 from elasticflow.launcher.compiler_cache import archive, transfer
 from elasticflow.launcher.compiler_cache.keeper import VARIABLES, CompilerCacheKeeper
-from elasticflow.protocol.messages import CompilerCacheFailed, CompilerCacheMoved
 from elasticflow.protocol.worker_environment import COMPILER_CACHE
 from elasticflow.run_folder import RunFolder
 from elasticflow.snapshots.format.writer_config import WriterStart
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from elasticflow.launcher.compiler_cache.keeper import Told
+    from elasticflow.events import EventRecord
 
 pytestmark = pytest.mark.usefixtures("real_processes")
 
@@ -33,7 +33,7 @@ class Node:
         )
         assert self.keeper.folder is not None
         self.name, self.folder = name, self.keeper.folder
-        self.told: list[Told] = []
+        self.told: list[EventRecord] = []
         self._now = 100.0
 
     def start(self, *, is_first: bool = True) -> None:
@@ -74,10 +74,10 @@ def node(tmp_path: Path) -> Iterator[Node]:
     found.keeper.finish()
 
 
-def _moved(told: Told) -> tuple[str, int]:
-    assert isinstance(told, CompilerCacheMoved), told
-    assert told.bytes > 0
-    return told.action, told.files
+def _moved(told: EventRecord) -> tuple[str, int]:
+    assert told["event"] == events.COMPILER_CACHE
+    assert told["bytes"] > 0
+    return told["action"], told["files"]
 
 
 def test_a_cache_is_saved_once_and_loaded_by_a_new_node(node: Node, tmp_path: Path) -> None:
@@ -139,8 +139,8 @@ def test_a_damaged_cache_is_one_warning_and_replaced(node: Node, tmp_path: Path,
     new.train()
     new.train()
     failed, saved = new.told
-    assert isinstance(failed, CompilerCacheFailed)
-    assert ("n1", "load") == (failed.node, failed.action)
+    assert failed["event"] == events.COMPILER_CACHE_FAILED
+    assert ("n1", "load") == (failed["node"], failed["action"])
     assert ("saved", 1) == _moved(saved)
     assert node.names == new.names
 
@@ -155,7 +155,9 @@ def test_a_store_that_takes_nothing_is_one_warning(tmp_path: Path) -> None:
     node.train()
     node.train("compile", until_told=False)
     node.train(until_told=False)
-    assert ["load", "save"] == [told.action for told in node.told if isinstance(told, CompilerCacheFailed)]
+    assert ["load", "save"] == [
+        told["action"] for told in node.told if told["event"] == events.COMPILER_CACHE_FAILED
+    ]
     assert node.folder.sealed() is not None
     assert node.folder.has_news()
     (tmp_path / "store").unlink()
@@ -231,6 +233,6 @@ def test_a_folder_that_cannot_be_used_is_one_warning(tmp_path: Path) -> None:
     keeper.start_loading()
     keeper.begin(is_first=True)
     (told,) = keeper.look(1.0, ["step"])
-    assert isinstance(told, CompilerCacheFailed)
-    assert ("keep", True) == (told.action, "with ' ' in its path" in told.reason)
+    assert told["event"] == events.COMPILER_CACHE_FAILED
+    assert ("keep", True) == (told["action"], "with ' ' in its path" in told["reason"])
     assert [] == keeper.finish()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elasticflow.compiler.provenance import environment
 from elasticflow.launcher.compiler_cache import machine_kind
 from elasticflow.launcher.compiler_cache.machine_kind import MachineKind, this_machine
+from elasticflow.system import machine
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,12 +18,12 @@ CPU = "processor\t: 0\nmodel name\t: Xeon 1\nflags\t\t: sse avx\nprocessor\t: 1\
 
 def test_a_kind_follows_from_processor_and_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The order of instructions does not matter; another one does, and so does another GPU."""
-    here = environment.machine()
+    here = machine.facts()
 
     def kind(text: str, *gpus: str) -> MachineKind:
         (tmp_path / "cpuinfo").write_text(text)
         monkeypatch.setattr(machine_kind, "_CPU_INFO", tmp_path / "cpuinfo")
-        monkeypatch.setattr(environment, "machine", lambda: {**here, "cpu": "Xeon 1", "gpus": list(gpus)})
+        monkeypatch.setattr(machine, "facts", lambda: {**here, "cpu": "Xeon 1", "gpus": list(gpus)})
         return this_machine()
 
     one = kind(CPU)

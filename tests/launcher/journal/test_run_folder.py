@@ -50,6 +50,7 @@ def test_full_disk_interrupts_the_launch_and_says_so(tmp_path: Path) -> None:
         catalog=SimpleNamespace(storage=storage),
         store=SimpleNamespace(endpoint=None, address=SimpleNamespace(token="")),
         lock=SimpleNamespace(require_held=lambda: None),
+        ledger=SimpleNamespace(entries=[]),
         is_resumed=False,
     )
     before = signal.getsignal(signal.SIGTERM)

@@ -17,7 +17,7 @@ import pytest
 from elasticflow.errors import StorageError
 from elasticflow.launcher.rendezvous.kept_keys import KeptKeys
 from elasticflow.launcher.rendezvous.store_server import StoreServer
-from elasticflow.protocol import tcp_store
+from elasticflow.protocol import handshake, tcp_store
 from elasticflow.protocol.store_address import StoreAddress, StoreLostError
 from elasticflow.protocol.tcp_store import TcpControlStore
 from tests.launcher.conftest import wait_until
@@ -114,14 +114,14 @@ def test_a_machine_that_does_not_answer_is_no_key_without_a_value(
     client = TcpControlStore(address)
     client.set("a", "1")
     errors = [TimeoutError(errno.ETIMEDOUT, "Connection timed out")]
-    received = tcp_store._received
+    received = handshake.received
 
     def fails_once(connection: socket.socket) -> bytes:
         if errors:
             raise errors.pop()
         return received(connection)
 
-    monkeypatch.setattr(tcp_store, "_received", fails_once)
+    monkeypatch.setattr(tcp_store, "received", fails_once)
     assert client.get("a") == b"1"
     assert not errors
     client.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -60,20 +61,18 @@ class Bench:
         self.folder, self.catalog = folder, Catalog(Storage(str(folder.path)))
         self.journal = Journal(folder, 1, self.records.append)
         self.channel, self.agents = Calls(), Calls()
-        self.number: int | OSError | None = 1
+        launch = SimpleNamespace(
+            request=SimpleNamespace(folder=folder),
+            number=1,
+            catalog=self.catalog,
+            ledger=RestartLedger(folder.ledger),
+        )
         self.runner = CommandRunner(
+            launch,  # type: ignore[arg-type]
             self.journal,
-            RestartLedger(folder.ledger),
-            self.catalog,
             self.channel,  # type: ignore[arg-type]
             self.agents,  # type: ignore[arg-type]
-            self._claim,
         )
-
-    def _claim(self, reason: str, last: int, nodes: tuple[str, ...]) -> int | None:
-        if isinstance(self.number, OSError):
-            raise self.number
-        return self.number
 
     def publish(self, step: int) -> None:
         """Commit a snapshot without files."""
@@ -122,16 +121,19 @@ def test_what_is_to_be_recorded_is_on_disk(bench: Bench) -> None:
     assert [entry] == read_ledger(bench.folder.ledger)
 
 
-def test_claim_is_answered(bench: Bench) -> None:
-    """A number, from which on it stands in every event; no number; or why there is no answer."""
-    claim = ClaimGeneration("start", 0, ("n0",))
-    bench.number = 4
-    assert GenerationClaimed(4) == bench.runner.run(claim)
-    assert 4 == bench.journal.event(events.NODE_LEFT, node="n0")["generation"]
-    bench.number = None
-    assert RunTakenOver() == bench.runner.run(claim)
-    bench.number = OSError("no route to host")
-    assert ClaimFailed("no route to host") == bench.runner.run(claim)
+def test_claim_is_answered(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number, from which on it stands in every event; that another launch has the run; or why there is no answer."""
+    assert GenerationClaimed(2) == bench.runner.run(ClaimGeneration("start", 0, ("n0",)))
+    assert 2 == bench.journal.event(events.NODE_LEFT, node="n0")["generation"]
+    assert GenerationClaimed(3) == bench.runner.run(ClaimGeneration("crash", 2, ("n0",)))
+    bench.catalog.claim_generation({})
+    assert RunTakenOver() == bench.runner.run(ClaimGeneration("crash", 3, ("n0",)))
+
+    def fail(last: int, claim: object) -> bool:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(bench.catalog, "claim_after", fail)
+    assert ClaimFailed("no route to host") == bench.runner.run(ClaimGeneration("crash", 3, ("n0",)))
 
 
 def test_snapshots_are_listed_set_aside_and_cleared(bench: Bench) -> None:

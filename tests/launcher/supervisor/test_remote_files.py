@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow.launcher.rendezvous import requests
-from elasticflow.launcher.rendezvous.requests import FileSender, Request, put_request
+from elasticflow.launcher.rendezvous.requests import FileSender, put_request
 from elasticflow.launcher.rendezvous.store_server import StoreServer
 from elasticflow.launcher.rendezvous.supervisor_channel import Outbox
 from elasticflow.launcher.supervisor import remote_files
 from elasticflow.launcher.supervisor.agent_channel import AgentChannel
 from elasticflow.launcher.supervisor.remote_files import RemoteFiles
-from elasticflow.protocol.messages import FilePiece, FilesSent, NodeReady
+from elasticflow.protocol.messages import FilePiece, FilesSent, FilesWanted, NodeReady
 from elasticflow.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Pair:
             assert isinstance(message, NodeReady | FilePiece | FilesSent)
             self.files.hear(message)
 
-    def fetch(self, request: Request = Request(2), *, dies: bool = False) -> None:  # noqa: B008  it is frozen
+    def fetch(self, request: FilesWanted = FilesWanted(2), *, dies: bool = False) -> None:  # noqa: B008  it is frozen
         """Have a command ask, and both sides do their part until it has its answer; a node that *dies* does none."""
         path = put_request(self.head, request)
         deadline = time.monotonic() + 60
@@ -139,10 +139,10 @@ def test_what_hooks_logged_comes_where_it_is_wanted(pair: Pair) -> None:
     pair.write(image, b"\x89PNG one")
     pair.fetch()
     assert not (pair.head.path / "logged").exists()
-    pair.fetch(Request(2, logged=True))
+    pair.fetch(FilesWanted(2, logged=True))
     assert "{}\n" == pair.read("logged/g0001-rank1.jsonl")
     pair.write(image, b"\x89PNG another")
-    pair.fetch(Request(2, logged=True))
+    pair.fetch(FilesWanted(2, logged=True))
     assert b"\x89PNG another" == (pair.head.path / image).read_bytes()
 
 

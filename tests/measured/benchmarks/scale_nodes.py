@@ -51,11 +51,11 @@ from elasticflow.protocol.messages import (
     AgentDied,
     LogLines,
     NodeReady,
+    NodeReports,
     StartedWorker,
     WorkerEnd,
     WorkersEnded,
     WorkersStarted,
-    WriterReports,
 )
 from elasticflow.run_folder import RunFolder
 from elasticflow.snapshots.client import writer_reports
@@ -313,7 +313,7 @@ class NodeWriter:
         as_event = writer_reports.as_event(report)
         tell({"did": as_event["event"], "generation": self._assignment.generation})
         if to_parent:
-            self._node.post(WriterReports((as_event,)))
+            self._node.post(NodeReports((as_event,)))
 
 
 class Host:

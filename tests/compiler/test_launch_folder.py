@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elasticflow.compiler.launch_folder import materialize as module
-from elasticflow.compiler.launch_folder.materialize import materialize, read_plan
+from elasticflow.compiler import launch_folder as module
+from elasticflow.compiler.launch_folder import launch_files, materialize, read_plan
 from elasticflow.compiler.plan.launch_plan import LaunchPlan, plan_job
 from elasticflow.errors import LaunchFolderError
 from elasticflow.jobfile.load import require_job
@@ -34,9 +34,12 @@ def _planned(job: Job, project: Path) -> LaunchPlan:
     return plan_job(job, project_root=project, job_files=[project / "jobs" / "small.toml"])
 
 
-def _write(project: Path, folder: Path, job: Job | None = None, **options: Any) -> None:
+def _write(
+    project: Path, folder: Path, job: Job | None = None, *, force: bool = False, **options: Any
+) -> None:
     job = job or make_job()
-    materialize(_planned(job, project), job, folder, project_root=project, **options)
+    files = launch_files(_planned(job, project), job, folder, project_root=project, **options)
+    materialize(folder, files, force=force)
 
 
 def _files_of(folder: Path) -> list[str]:
@@ -78,7 +81,7 @@ def test_a_job_file_outside_of_the_project(project: Path) -> None:
     beside = project.parent / "base.toml"
     beside.write_text("")
     plan = plan_job(make_job(), project_root=project, job_files=[beside])
-    materialize(plan, make_job(), project / "out", project_root=project)
+    materialize(project / "out", launch_files(plan, make_job(), project / "out", project_root=project))
     assert (project / "out" / "sources" / "up" / "base.toml").exists()
 
 
@@ -210,9 +213,22 @@ def test_from_job_file_to_launch_folder(tmp_path: Path) -> None:
     overrides = ("train.epochs=7",)
     loaded = require_job(tmp_path / "job.toml", overrides)
     plan = plan_job(loaded.job, project_root=loaded.project_root, job_files=loaded.files)
-    materialize(plan, loaded.job, tmp_path / "out", project_root=loaded.project_root, overrides=overrides)
+    materialize(
+        tmp_path / "out",
+        launch_files(
+            plan, loaded.job, tmp_path / "out", project_root=loaded.project_root, overrides=overrides
+        ),
+    )
     text = (tmp_path / "out" / "train.py").read_text()
     assert "EPOCHS = 7" in text
     assert "return sgd_of(model, lr=0.1)" in text
     assert "--set=train.epochs=7" in text
     assert read_plan(tmp_path / "out") == plan
+
+
+def test_a_plan_of_an_earlier_version_is_read(project: Path) -> None:
+    """It also held the table of world sizes, which `plan` makes by itself now."""
+    _write(project, project / "out")
+    path = project / "out" / "plan.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "worlds": [{"nodes": 1}]}))
+    assert read_plan(project / "out") == _planned(make_job(), project)

@@ -1,1 +1,0 @@
-"""LaunchPlan -> launch folder on disk, and back."""
