@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.errors import StateError
-from elasticflow.runtime.process.sharded_tensors import is_sharded
+from elasticflow.runtime.process.sharded_tensors import is_sharded, local_of
 from elasticflow.runtime.process.torch_private import version_of
 from elasticflow.runtime.training.several_optimizers import parameters_of
 
@@ -71,13 +71,20 @@ class GradientsOfRun:
             self._mixed &= there
         for parameter, _ in (*left, *others):
             parameter.grad = None
+        before = self._marks()
         yield
         for parameter, gradient in left:
             parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)
-        self._unused = {id(p) for p in parameters_of(self._optimizers.values()) if p.grad is not None}
+        # A backward of the script may have made the others, which are as they were.
+        self._unused = {key for key, mark in self._marks().items() if mark != before.get(key)}
         self._mixed |= {id(parameter) for parameter, _ in others} & self._unused
         for parameter, gradient in others:
             parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)
+
+    def _marks(self) -> dict[int, tuple[int, int]]:
+        """Return for each parameter that has a gradient which tensor that is, and how often it was written."""
+        gradients = {id(p): p.grad for p in parameters_of(self._optimizers.values()) if p.grad is not None}
+        return {key: (id(gradient), version_of(local_of(gradient))) for key, gradient in gradients.items()}
 
     def _others(self) -> list[tuple[Tensor, Tensor]]:
         """Return parameter and gradient where that is neither zero nor waiting for an optimizer; none after some looks."""

@@ -221,3 +221,17 @@ def test_gradients_that_an_optimizer_has_used_are_there_in_a_pass_for_another_on
         optimizer.step()
         loop.end()
         assert all(p.grad is not None for p in loop.model.parameters())
+
+
+def test_an_optimizer_that_moves_by_a_backward_of_the_script_stands_beside_run_gradients() -> None:
+    """As SAC's temperature does: its gradients are no longer looked at after some passes, and are nobody's but its own."""
+    loop = Loop(computes_gradients=False)
+    for _ in range(STEPS):
+        loop.second.zero_grad()
+        loop.model[1](torch.ones(1, 2)).sum().backward()
+        loop.second.step()
+        loop.first.zero_grad()
+        with loop.passes.adding_gradients():
+            loop.model[0](torch.ones(1, 2)).sum().backward()
+        loop.first.step()
+        loop.end()
