@@ -241,11 +241,7 @@ def _differences(one: Any, other: Any) -> list[str]:
         pairs = [(f"[{n}]", *pair) for n, pair in enumerate(zip(one, other, strict=False))]
     else:
         return []
-    return [
-        f"{name}: {notes.form(value)}"
-        for name, value, its in pairs
-        if marks_of(value) != marks_of(its)
-    ]
+    return [f"{name}: {notes.form(value)}" for name, value, its in pairs if marks_of(value) != marks_of(its)]
 
 
 def _has_rows(column: Any) -> bool:
