@@ -102,12 +102,20 @@ def request_of(job: Job, project_root: Path, *, takes_step: bool = False) -> Dee
     """
     forms = call_forms(job, project_root)
     sets = {dotted(path_of_set(name)): table for name, table in job.evaluations.items()}
+    data = job.dataset
+    # Samples of one forward.
+    most = {key: table.batch_size or data.micro_batch_size for key, table in sets.items()}
+    most["dataset"] = min(
+        data.micro_batch_size or data.global_batch_size,
+        data.global_batch_size // (job.train.virtual_shards or 1),
+    )
     return DeepRequest(
         entry_point=render_for_child(job, project_root, forms),
         keys={each.name: each.key for each in functions_of(job, forms, ()).values()},
         entries=entries(job),
         own=[str((project_root / part).resolve()) for part in job.job.path],
         apart=tuple(key for key, table in sets.items() if is_to_be_apart(job.dataset, table)),
+        alone=tuple(key for key, number in most.items() if number == 1),
         takes_step=takes_step,
     )
 

@@ -21,6 +21,7 @@ class DeepRequest:
         keys: The key of the job file that each function of train.py is about, by the function's name.
         entries: The Python names in the job file, by key.
         apart: Keys of the evaluation sets whose samples must not be in the training data.
+        alone: Keys of the tables of data of which a forward takes one sample at a time.
         takes_step: True: a step is trained on the CPU.
     """
 
@@ -29,6 +30,7 @@ class DeepRequest:
     entries: dict[str, str]
     own: list[str]
     apart: tuple[str, ...]
+    alone: tuple[str, ...]
     takes_step: bool
 
 

@@ -284,6 +284,7 @@ PROJECTS = {
     "length_is_a_lie": Project("        return 50\n", "        return 51\n", ("EF504", 'entry = "shop:digits"', "reading sample 50 of dataset raises IndexError: 50")),
     "no_batch": Project("torch.ones(4) * index", "torch.ones(4 + index % 2)", ("EF505", 'entry = "shop:digits"', "making a batch of dataset raises RuntimeError: stack expects each tensor to be equal size")),
     "collate_made_with_arguments": Project("def accuracy(", COLLATORS, None, deep_step=True, job=JOINED),
+    "samples_of_other_sizes_one_at_a_time": Project("torch.ones(4) * index", "torch.ones(4 + index % 2)", None, job=("global_batch_size = 8", "micro_batch_size = 1\nglobal_batch_size = 8")),
     "collate_raises": Project("def accuracy(", COLLATORS.replace("self.dim)", "self.dim + 7)"), ("EF505", "collate = {", "making a batch of dataset raises IndexError"), job=JOINED),
     "collate_cannot_be_made": Project("def accuracy(", COLLATORS.replace("self.dim =", "self.dim = {}[dim]; self.dim ="), ("EF502", "collate = {", "making dataset.collate raises KeyError: 0"), job=JOINED),
     "collate_is_no_callable": Project("def accuracy(", COLLATORS.replace("__call__", "call"), ("EF503", "collate = {", "collate is made as shop.Joined, which cannot be called with a list of samples"), job=JOINED),

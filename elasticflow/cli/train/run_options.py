@@ -116,7 +116,7 @@ class RunOptions:
 
         if not is_finished(folder):
             return False
-        self.say(f"run {folder.run_id} is finished")
+        self.say(f"run {folder.run_id} is finished: nothing was trained; another --run-id begins a new run")
         return True
 
     def scale_changes(self, nodes: NodesTable | None = None) -> tuple[ScaleChange, ...]:

@@ -42,7 +42,7 @@ class Data:
     """The data of a table of the job file.
 
     Args:
-        most: Number of samples in the batch, at least 2. Data in shards gives its first samples.
+        most: Number of samples that are read, at least 2. Data in shards gives its first samples.
 
     Attributes:
         num_samples: Number of samples in the batch.
@@ -58,6 +58,8 @@ class Data:
 
     def batch(self) -> Any:
         """Return a batch of the first, the last and some samples between, or of the first samples of data shard 0.
+
+        All of them are read, also if a forward takes one sample, and the batch holds no more.
 
         Raises:
             BrokenError: no batch can be made; the problem was reported.
@@ -295,6 +297,8 @@ class Data:
             self._report.warn("state", key, message, remedy)
 
     def _collated(self, dataset: Any, indices: list[int], samples: list[Any]) -> Any:
+        if self._table.takes_one:
+            samples = samples[:1]
         self.num_samples = len(samples)
         report = self._report
         collate, key = self._collate()

@@ -22,11 +22,13 @@ class DataTable(NamedTuple):
         key: Key of the set: `dataset`, `evaluation` or, with several sets, `evaluation.val`.
         end: Ending of the names of its functions in train.py.
         is_to_be_apart: True if its samples must not be in the training data; they are looked up there.
+        takes_one: True if a forward takes one sample: then samples of different sizes never meet in a batch.
     """
 
     key: str
     end: str = ""
     is_to_be_apart: bool = False
+    takes_one: bool = False
 
     @property
     def is_training(self) -> bool:
@@ -70,7 +72,8 @@ class EntryPoint:
         module.__file__ = "train.py"
         exec(compile(request.entry_point, "train.py", "exec"), module.__dict__)  # noqa: S102  # ours
         self._names: Mapping[str, Any] = vars(module)
-        self._keys, self.entries, self._apart = request.keys, request.entries, request.apart
+        self._keys, self.entries = request.keys, request.entries
+        self._apart, self._alone = request.apart, request.alone
         self.dataset: OpenedDataset | None = None
 
     def __contains__(self, name: str) -> bool:
@@ -97,6 +100,11 @@ class EntryPoint:
         return called(**{name: value for name, value in known.items() if name in parameters})
 
     @property
+    def training(self) -> DataTable:
+        """The table of the training data."""
+        return DataTable("dataset", takes_one="dataset" in self._alone)
+
+    @property
     def evaluations(self) -> list[DataTable]:
         """The tables of the evaluation sets."""
         tables = [
@@ -104,7 +112,7 @@ class EntryPoint:
             for name, key in self._keys.items()
             if name.startswith(_SET)
         ]
-        return [DataTable(table, end, table in self._apart) for table, end in tables]
+        return [DataTable(table, end, table in self._apart, table in self._alone) for table, end in tables]
 
     @property
     def lacks_values(self) -> bool:

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from elasticflow.deep.child import evaluation, hooks, restart
 from elasticflow.deep.child.data import Data
-from elasticflow.deep.child.entry_point import DataTable, EntryPoint
+from elasticflow.deep.child.entry_point import EntryPoint
 from elasticflow.deep.child.report import BrokenError, Report
 from elasticflow.deep.child.run import CPU, DeepRun
 from elasticflow.deep.child.state import build, count, materialize, require_held, step_without_data
@@ -84,7 +84,7 @@ class Probe:
             self._look_at_state(code)
 
     def _look_at_data(self, code: EntryPoint) -> None:
-        training = Data(self._report, code, DataTable("dataset"), most=self._most_samples(code))
+        training = Data(self._report, code, code.training, most=self._most_samples(code))
         with self._part():
             self._batches["dataset"], self._num_samples = training.batch(), training.num_samples
         if code.lacks_values:

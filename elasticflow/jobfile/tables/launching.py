@@ -22,7 +22,6 @@ from elasticflow.jobfile.tables.types import (
     MayRefer,
     ProgressText,
     SizeText,
-    StatePath,
     Table,
     bad_key,
     editor_hints,
@@ -410,10 +409,10 @@ class SnapshotsTable(Table):
         description="Objects of your modules, by name, whose state_dict() belongs to a snapshot.",
         examples=[{"vocabulary": "examples.text:vocabulary"}],
     )
-    ignore: list[StatePath] = Field(
+    ignore: list[str] = Field(
         default=[],
-        description="State that no snapshot holds and no step depends on, by the names in the refusal.",
-        examples=[["optimizer.last_norm"]],
+        description="State that no snapshot holds and no step depends on, by the names in the refusal; `*` stands for a number.",
+        examples=[["optimizer.last_norm", "model.layers.*.scores"]],
     )
     integrity: Integrity = Field(
         default="crc32", description="Digest of every file, taken while it is written and checked on load."

@@ -163,15 +163,6 @@ Name = Annotated[
     Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100, examples=["mnist"]),
     Description('a name of letters, digits, ".", "_" and "-", at most 100'),
 ]
-StatePath = Annotated[
-    str,
-    Field(
-        pattern=r"^(optimizer|scheduler|scaler|ema|include)[.\[].+$",
-        max_length=500,
-        examples=["optimizer.last_norm"],
-    ),
-    Description('where it is held, like "optimizer.last_norm"'),
-]
 Args = dict[str, Any]
 
 

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from elasticflow.runtime.data import held_generators, notes
-from elasticflow.runtime.data.walk import Content, digest_of
+from elasticflow.runtime.data.walk import Content, marks_of
 from elasticflow.runtime.process import random_streams
 
 if TYPE_CHECKING:
@@ -159,13 +159,11 @@ class _Reading(NamedTuple):
 
     Attributes:
         content: Digest of them all, one after another.
-        digests: The digest after each sample.
-        plain: The plain digest after each sample.
+        marks: The marks of each sample.
     """
 
     content: Content
-    digests: list[bytes]
-    plain: list[bytes]
+    marks: list[tuple[bytes, bytes]]
 
 
 class _Probe:
@@ -191,13 +189,13 @@ class _Probe:
             raise
 
     def read(self, indices: Sequence[int], limit_s: float | None) -> _Reading:
-        reading = _Reading(Content(), [], [])
+        reading = _Reading(Content(), [])
         reading.content.add_text(_length(self._dataset).decode())
         until = None if limit_s is None else time.monotonic() + limit_s
         for index in indices:
-            reading.content.add(self.sample(index))
-            reading.digests.append(reading.content.digest())
-            reading.plain.append(reading.content.plain_digest())
+            sample = self.sample(index)
+            reading.content.add(sample)
+            reading.marks.append(marks_of(sample))
             if until is not None and time.monotonic() > until:
                 break
         return reading
@@ -212,12 +210,14 @@ def _of_readings(dataset: Any, indices: list[int], limit_s: float | None) -> Loo
     once = probe.read(indices, limit_s)
     if probe.look_for_libraries():  # imported, or made, for the first sample
         once = probe.read(indices, limit_s)
-    indices = indices[: len(once.digests)]
-    again = probe.read(indices, None)
+    indices = indices[: len(once.marks)]
+    # Backwards: a dataset may give the sample before once more, and would do so at the same places.
+    again = [marks_of(probe.sample(index)) for index in reversed(indices)][::-1]
     varying = None
-    if once.digests != again.digests:
-        place = next(n for n, digest in enumerate(once.digests) if digest != again.digests[n])
-        varying = _varying(probe, dataset, indices[place])._replace(is_plain=once.plain != again.plain)
+    changed = [n for n, marks in enumerate(once.marks) if marks != again[n]]
+    if changed:
+        is_plain = any(once.marks[n][1] != again[n][1] for n in changed)
+        varying = _varying(probe, dataset, indices[changed[0]])._replace(is_plain=is_plain)
     return Look(
         _short(once.content.digest()),
         _short(once.content.plain_digest()),
@@ -241,11 +241,7 @@ def _differences(one: Any, other: Any) -> list[str]:
         pairs = [(f"[{n}]", *pair) for n, pair in enumerate(zip(one, other, strict=False))]
     else:
         return []
-    return [
-        f"{name}: {notes.form(value)}"
-        for name, value, its in pairs
-        if digest_of(value)[0] != digest_of(its)[0]
-    ]
+    return [f"{name}: {notes.form(value)}" for name, value, its in pairs if marks_of(value) != marks_of(its)]
 
 
 def _has_rows(column: Any) -> bool:

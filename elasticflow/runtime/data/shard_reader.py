@@ -119,6 +119,11 @@ class ShardReader:
         if cursor > 1 and callable(skip):
             passed = cursor - 1
             samples = skip(passed)
+            if not hasattr(samples, "__iter__"):
+                raise DatasetError(
+                    f"skip({passed}) of a data shard returned a {type(samples).__name__}, which has no __iter__",
+                    "let skip(count) return what yields the samples behind the first `count`: self, if it moves in place",
+                )
             _set_epoch(samples, epoch)
         return iter(samples), passed
 

@@ -155,7 +155,8 @@ class Unsaved:
         if lost:
             raise refusal(lost)
         for path in doubtful:
-            self._tell(path, "a tensor" if self._last.loose[path][0] == "tensor" else "a number")
+            kind = "a tensor" if self._last.loose[path][0] == "tensor" else "a number"
+            self._tell(_name_among(path, doubtful), kind)
 
     def _look_at_flags(self) -> None:
         """Tell of flags that the first step has set: a restart begins with the old ones, and may set initial weights again."""
@@ -167,7 +168,7 @@ class Unsaved:
 
     def _tell(self, path: str, kind: str) -> None:
         # A hundred layers with the same counter get one event.
-        alike = re.sub(r"\d+", "#", path)
+        alike = re.sub(r"\d+", "*", path)
         if self._me.rank == 0 and alike not in self._warned:
             self._warned.add(alike)
             self._me.event(events.STATE_LEFT_OUT, name=path, type=kind)
@@ -294,8 +295,15 @@ def moved(before: _Look, after: _Look, ignored: Sequence[str] = ()) -> tuple[lis
 
 
 def is_ignored(path: str, ignored: Sequence[str]) -> bool:
-    """True if the job declares *path*, or an object that contains it, to be no state."""
-    return any(path == whole or path.startswith((f"{whole}.", f"{whole}[")) for whole in ignored)
+    """True if the job declares *path*, or an object that contains it, to be no state; `*` stands for a number."""
+    patterns = (re.escape(whole).replace(r"\*", r"\d+") for whole in ignored)
+    return any(re.match(rf"{pattern}(?:[.\[]|$)", path) for pattern in patterns)
+
+
+def _name_among(path: str, paths: Sequence[str]) -> str:
+    """Return *path*, with `*` for its numbers if others among *paths* differ in these alone."""
+    name = re.sub(r"\d+", "*", path)
+    return path if all(each == path or re.sub(r"\d+", "*", each) != name for each in paths) else name
 
 
 def is_scratch(path: str) -> bool:
@@ -306,13 +314,14 @@ def is_scratch(path: str) -> bool:
 def refusal(paths: Sequence[str]) -> StateError:
     """Return the error that names the state that no snapshot would hold, and the remedy."""
     first, part = paths[0], paths[0].split(".")[0].split("[")[0]
+    no_state = unless(*dict.fromkeys(_name_among(path, paths) for path in paths))
     more = f" (and {len(paths) - 1} more like it)" if len(paths) > 1 else ""
     whose = {"optimizer": "the optimizer's class", "scheduler": "the schedule's class"}.get(part, "its class")
     if part == "model":
         return StateError(
             f"{first}{more} changes with the steps, and no snapshot holds it: a restart would lose it",
             "hold it in a persistent buffer (register_buffer), or let get_extra_state() and set_extra_state() of its module hold "
-            f"it; {unless(first)}",
+            f"it; {no_state}",
         )
     several = (
         "; an optimizer that holds others: give each to run.keep, or return them in a dict, for a step(model, batch, optimizers)"
@@ -321,14 +330,15 @@ def refusal(paths: Sequence[str]) -> StateError:
     )
     return StateError(
         f"{first}{more} changes with the steps, and no snapshot holds it: a restart would lose it",
-        f"let state_dict() and load_state_dict() of {whose} hold it{several}; {unless(first)}",
+        f"let state_dict() and load_state_dict() of {whose} hold it{several}; {no_state}",
     )
 
 
-def unless(path: str) -> str:
-    """Return the setting by which a job or a script declares that no step depends on *path*."""
+def unless(*paths: str) -> str:
+    """Return the setting by which a job or a script declares that no step depends on *paths*."""
+    quoted = ", ".join(f'"{path}"' for path in paths)
     return (
-        f'if no step depends on it: snapshots.ignore = ["{path}"] in the job file, or join(ignore=["{path}"])'
+        f"if no step depends on it: snapshots.ignore = [{quoted}] in the job file, or join(ignore=[{quoted}])"
     )
 
 

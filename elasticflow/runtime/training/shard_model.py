@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from elasticflow.runtime.training.deferred_build import DeferredBuild
 
 _BLOCKS = "run.wrap(model, blocks=model.layers): modules that are called one after the other, such as the layers of a transformer"
+_WRAP = f'parallel.wrap = ["module:Class"] names the classes of blocks in a job file; in a loop {_BLOCKS}'
 # Optimizers of torch.optim whose step treats each element of a parameter by itself.
 _ELEMENTWISE = (
     "ASGD",
@@ -202,7 +203,7 @@ def _longest_list(model: nn.Module) -> list[nn.Module]:
     if not lists:
         raise StateError(
             "the model has no ModuleList whose elements could be sharded one by one",
-            f'parallel.wrap = ["module:Class"] names the classes of blocks in a job file; in a loop {_BLOCKS}',
+            _WRAP,
         )
     return max(lists, key=len)
 
@@ -214,6 +215,11 @@ def _require_fitting(model: nn.Module, blocks: Sequence[nn.Module]) -> None:
     for block in blocks:
         if id(block) not in names or block is model:
             raise StateError(f"a block, a {type(block).__name__}, is no part of the model", _BLOCKS)
+        if type(block).forward is nn.Module.forward:
+            raise StateError(
+                f"{names[id(block)]} is a {type(block).__name__} without a forward, so it is never gathered as a block",
+                _WRAP,
+            )
     if torch_private.is_compiled(model):
         raise StateError(
             "the model is compiled as a whole, and its blocks are gathered one at a time",

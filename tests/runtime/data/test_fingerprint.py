@@ -107,11 +107,19 @@ def _cached(drawn: dict[int, Any], index: int, rng: Any) -> Any:
     return drawn.setdefault(index, rng.random())
 
 
+def _once_more(index: int, _: Any, held: list[int] = []) -> int:  # noqa: B006  # of all calls
+    if not held:
+        held.append(index)
+        return index
+    return held.pop()
+
+
 VARYING: dict[str, tuple[Any, Any]] = {
     "numpy": (np.random.default_rng(0), lambda i, rng: (i, rng.random())),
     "python": (random.Random(0), lambda i, rng: {"x": i, "noise": rng.random()}),
     "torch": (torch.Generator(), lambda i, rng: (i, torch.rand(2, generator=rng))),
     "an object": (np.random.default_rng(0), lambda i, rng: Picture(rng.random(), i)),
+    "the sample before once more": (None, _once_more),
     "the time": (None, lambda i, _: {"x": i, "read": time.perf_counter_ns()}),
 }
 

@@ -270,6 +270,19 @@ class Lazy:
         return itertools.islice(noisy, self.begin, None)
 
 
+def test_a_skip_that_returns_nothing_is_refused_by_name() -> None:
+    """Such a run trained until its first restart, which failed on an iterator of None."""
+
+    class Moves(list[int]):
+        def skip(self, count: int) -> None:
+            del self[:count]
+
+    reader = shard_reader.ShardReader(lambda **_: Moves(range(8)), 1, seed=0, size=4, epochs=1)
+    with pytest.raises(DatasetError, match=r"skip\(2\) of a data shard returned a NoneType") as refused:
+        next(iter(reader.chunks([0], 0, [3])))
+    assert "self, if it moves in place" in (refused.value.remedy or "")
+
+
 @pytest.mark.parametrize("steps", [1, 3])
 def test_skipped_samples_leave_what_follows_as_it_was(me: Any, steps: int) -> None:
     """With `skip`, too, a resumed run reads the bits that an undisturbed one reads."""

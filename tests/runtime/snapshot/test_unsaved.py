@@ -19,6 +19,7 @@ from torch.optim import SGD, Adam, Optimizer, lr_scheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from elasticflow.errors import StateError
+from elasticflow.jobfile.tables.launching import SnapshotsTable
 from elasticflow.runtime.snapshot import unsaved
 from elasticflow.runtime.snapshot.unsaved import Unsaved
 from elasticflow.runtime.state.state import State
@@ -493,7 +494,7 @@ def test_numbers_that_a_module_goes_by_are_named_and_others_are_told() -> None:
 
 
 def test_a_buffer_that_is_not_saved_is_named(me: Any) -> None:
-    """With what to do: a persistent buffer, or a state of the module's own; ignored, it is nobody's business."""
+    """With what to do: a persistent buffer, or a state of the module's own; ignored, as a job file can, it is nobody's business."""
     layer = Layer(int, lambda m: m.seen.add_(1))
     layer.register_buffer("seen", torch.zeros(2), persistent=False)
     lost, _ = of_model(layer)
@@ -502,6 +503,9 @@ def test_a_buffer_that_is_not_saved_is_named(me: Any) -> None:
     assert error.remedy is not None
     assert "register_buffer" in error.remedy
     assert 'snapshots.ignore = ["model.1.seen"]' in error.remedy
+    assert SnapshotsTable(ignore=lost).ignore == lost
+    remedy = unsaved.refusal([*lost, "model.2.seen", "model.2.mean"]).remedy
+    assert 'snapshots.ignore = ["model.*.seen", "model.2.mean"]' in (remedy or "")
     model = nn.Sequential(net(), layer)
     state = State(model=model, optimizer=Adam(model.parameters()))
     assert missing(state, ignored=("model.1",)) == ([], [])
@@ -539,16 +543,17 @@ def test_a_flag_that_the_first_step_sets_is_told(me: Any, ignored: tuple[str, ..
     assert told == ([] if ignored else [("model.1.is_made", "a flag")])
 
 
-def test_layers_that_count_alike_are_told_once(me: Any) -> None:
-    """Not once for each of them."""
+@pytest.mark.parametrize("ignored", [(), ("model.*.calls",)])
+def test_layers_that_count_alike_are_told_once(me: Any, ignored: tuple[str, ...]) -> None:
+    """By a name that ignores all of them."""
     model = nn.Sequential(net(), Counts(), Counts(), Counts())
     state = State(model=model, optimizer=Adam(model.parameters()))
-    watch = Unsaved(me, state)
+    watch = Unsaved(me, state, ignored)
     for step in range(4):
         train(model, state.optimizers["optimizer"], range(step, step + 1))
         watch.after_step()
         watch.before_snapshot()
-    assert [event["name"] for event in me.events] == ["model.1.calls"]
+    assert [event["name"] for event in me.events] == ([] if ignored else ["model.*.calls"])
 
 
 ORDINARY: dict[str, Callable[[], nn.Module]] = {

@@ -197,6 +197,11 @@ def test_an_optimizer_of_a_model_that_was_sharded_afterwards_is_refused(alone: A
         shard_model.require_made_after(model, [early])
 
 
+def _paired(model: Plain) -> None:
+    """Let each element be a list of an attention and a feed-forward, as in many transformers."""
+    model.layers = nn.ModuleList(nn.ModuleList([layer, nn.Linear(2, 2)]) for layer in model.layers)
+
+
 def _compiled(model: Plain) -> None:
     model.compile()
 
@@ -223,6 +228,7 @@ def _twice(model: Plain) -> None:
         (_twice, "layers.0 is named twice among the blocks"),
         (lambda m: m.head.weight.register_hook(torch.neg), "head.weight has a hook on its gradient"),
         (_compiled, "the model is compiled as a whole"),
+        (_paired, "layers.0 is a ModuleList without a forward"),
     ],
 )
 def test_a_model_that_cannot_be_cut_is_refused_by_name(change: Callable[[Plain], None], named: str) -> None:
