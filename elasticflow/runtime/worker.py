@@ -66,7 +66,6 @@ def join(
 
     Args:
         folder: Folder of the entry point; also the run folder, unless the environment names another.
-        seed: Seed of the data order and of every random stream.
         threads: CPU threads; None: the node's cores shared out among its workers.
         device: Device type to train on, or "auto"; `ELASTICFLOW_DEVICE` wins.
         log_level: The rank logs leave out lines below it, except the lines that the supervisor follows.
@@ -193,9 +192,6 @@ def leave(
 
     The process exits here, while model and process group are alive: their destructors can wait for each other for ever
     (torch 2.13, gloo: `~ProcessGroupGloo` joins a thread that waits for the interpreter's lock).
-
-    Args:
-        evaluation: The job's evaluation, if any: training is not finished while one is owed.
 
     Raises:
         SnapshotError: the last snapshot could not be written.

@@ -155,13 +155,7 @@ def without_trace(read: Callable[[], T]) -> T:
 
 
 class _Reading(NamedTuple):
-    """Samples read once.
-
-    Attributes:
-        content: Digest of them all, one after another.
-        digests: The digest after each sample.
-        plain: The plain digest after each sample.
-    """
+    """Samples read once."""
 
     content: Content
     digests: list[bytes]

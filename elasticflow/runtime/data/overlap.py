@@ -41,9 +41,7 @@ class Overlap(NamedTuple):
     """Result of the search.
 
     Attributes:
-        found: Samples of the evaluation that are in the training data.
         looked_up: Samples of the evaluation looked up, each content once.
-        samples: Training samples in all.
         pair: Numbers of one such sample in the evaluation and in the training data; None if there is none.
         doubt: Why there may be more than was found, or what was found may say nothing; empty if nothing speaks for it.
         is_natural: No more was found than training samples have twins among the rest of the training data.
@@ -221,11 +219,6 @@ def _are_twins(found: int, read: int, seen: Counter[bytes]) -> bool:
     A sample from where the training data is from has one there about as often as one of the training samples has one
     among the others; by how much the two shares differ by chance is Esty's variance of that estimate (Good and Turing's)
     and the evaluation's own.
-
-    Args:
-        found: Samples of the evaluation that are in the training data, of the *read* ones.
-        read: Samples of the evaluation that were read, at least 1.
-        seen: How often each content is in the training data, as far as it was read.
     """
     samples = seen.total()
     share = sum(count for count in seen.values() if count > 1) / samples
@@ -249,7 +242,6 @@ class _Reader:
     """Reads samples of a dataset, each under the same random state.
 
     Attributes:
-        draws: Some sample drew random numbers.
         unseen: Classes of objects in the samples that cannot be looked into.
     """
 

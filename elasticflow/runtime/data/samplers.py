@@ -33,9 +33,7 @@ def draw_by_weight(
     """Return draws with replacement, each sample as often as its weight says. Collective: every rank.
 
     Args:
-        dataset: The training data, as `open_dataset` returned it.
         weights: A column or an attribute of the data, or a function that is called with it: a number for each sample.
-        draws: Number of draws in an epoch. None: the number of samples.
 
     Raises:
         DatasetError: ranks have different weights.
@@ -64,7 +62,6 @@ def bucket_by_length(
     """Return batches of samples of like length, each sample once per epoch. Collective: every rank.
 
     Args:
-        dataset: The training data, as `open_dataset` returned it.
         lengths: A column or an attribute of the data, or a function that is called with it: a number for each sample.
         tail: Treatment of samples at an epoch's end that fill no batch.
 
@@ -86,7 +83,6 @@ def mix(
     """Return the samples of several sets in fixed shares, each set in its own epochs. Collective: every rank.
 
     Args:
-        dataset: A `MixedDataset`, as `open_dataset` returned it.
         weights: The sets' shares; None: by *temperature*.
         temperature: Each set's share is its size to the power of 1 / temperature.
 

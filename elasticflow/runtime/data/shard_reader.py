@@ -47,8 +47,6 @@ class ShardReader:
 
     Args:
         build: Function of `shard` and `shards`, called at the beginning of each epoch; returns the shard's samples.
-        size: Samples of a chunk.
-        epochs: Passes over the data, None: without end.
     """
 
     def __init__(

@@ -31,7 +31,6 @@ class Metric:
 
     Attributes:
         entry: A function, or a class whose objects have update(outputs, targets) and compute().
-        args: Further arguments, by name.
         over: Argument of the function: a batch (its value is a mean over the batch), the set (outputs and targets
             of all its samples, in their order), or the loss (the mean over the whole set). None: a batch.
         outputs: The key, attribute or place in what the model returns that is meant; None: all of it.
@@ -143,8 +142,6 @@ class OverSet:
     """One metric over the whole set, on rank 0: takes in every batch in the order of the samples.
 
     Args:
-        metric: Entry of `evaluation.metrics`.
-        samples: That will come.
         is_first: This is rank 0; on others no object is made.
     """
 

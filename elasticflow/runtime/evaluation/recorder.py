@@ -26,11 +26,7 @@ class Recorder:
 
 
 class Listener:
-    """Context manager that remembers the outputs of the last call of the model within one of the job's own steps.
-
-    Args:
-        model: The bare model.
-    """
+    """Context manager that remembers the outputs of the last call of the model within one of the job's own steps."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model

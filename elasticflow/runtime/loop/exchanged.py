@@ -23,7 +23,6 @@ def not_exchanged(state: State, wrapped: AbstractSet[int], *, is_first: bool) ->
 
     Args:
         wrapped: `id` of the parameters that were trained when `Run.wrap` was called.
-        is_first: This is the first step of this start.
     """
     trained = {name: p for name, p in state.model.named_parameters() if p.requires_grad}
     if state.is_sharded:

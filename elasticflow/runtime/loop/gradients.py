@@ -93,11 +93,7 @@ class LoopStep:
 
     Args:
         how: Options of the gradients. None: the script exchanges gradients itself.
-        parts: Arguments of `State`.
         virtual_shards: Parts of a batch as `Run.batches` cuts it for workers that share a model.
-
-    Attributes:
-        is_exact: Steps have the same bits at every world size.
     """
 
     def __init__(
@@ -130,8 +126,6 @@ class LoopStep:
         """Compute the gradients of a global batch by calls of *fn* for its parts; return the mean loss. Collective: every rank.
 
         Args:
-            fn: As for `Run.gradients`.
-            part: This rank's part of the batch.
             virtual_shards: Parts of the batch as `Run.batches` has cut it.
 
         Raises:

@@ -46,7 +46,6 @@ class Hook(NamedTuple):
     """A function of the job, and when and where it is called.
 
     Attributes:
-        call: Called with a `HookContext`.
         entry: Entry point, as the job file gives it.
         every: Interval of `on_step` in steps.
         all_ranks: Every rank calls the hook, not rank 0 alone.
@@ -62,8 +61,6 @@ class Hooks:
     """The hooks of a job. Every rank makes one, and calls it at the same steps.
 
     Args:
-        model: Bare.
-        hooks: By name, one of `NAMES`.
         precision: fp32, bf16 or fp16: hooks run under its autocast, as evaluations do.
         is_exact: Compare every bit of the model after each call, not only after the first call of each hook.
     """

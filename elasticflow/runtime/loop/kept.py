@@ -48,10 +48,6 @@ _FABRIC_MODULE = "_FabricModule"
 class Value:
     """A plain value as a part of a snapshot: its state is the value itself.
 
-    Args:
-        name: For messages.
-        value: At the beginning of the run.
-
     Raises:
         StateError: a snapshot cannot hold the value; names the part of it.
     """
@@ -70,11 +66,7 @@ class Value:
 
 
 class Generator:
-    """A random generator as a part of a snapshot.
-
-    Args:
-        generator: Python's, NumPy's (old or new) or torch's.
-    """
+    """A random generator as a part of a snapshot."""
 
     def __init__(self, generator: Any) -> None:
         self.generator = generator

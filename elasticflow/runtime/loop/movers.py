@@ -27,7 +27,6 @@ class _Other(NamedTuple):
     """A step of an optimizer that was not kept.
 
     Attributes:
-        moves_model: Some of its parameters are kept.
         is_alike: The shapes of its parameters are the same as those of a kept optimizer.
     """
 
@@ -38,11 +37,7 @@ class _Other(NamedTuple):
 
 
 class Movers:
-    """Sees each optimizer of this process that takes a step.
-
-    Args:
-        state: Objects given to `run.keep`.
-    """
+    """Sees each optimizer of this process that takes a step."""
 
     def __init__(self, state: State) -> None:
         self._model, self._optimizers = state.model, state.optimizers

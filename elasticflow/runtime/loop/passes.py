@@ -158,9 +158,6 @@ class Pass:
     def require_closed(self, step: int) -> None:
         """Make sure that the loop may end here: the open pass, if any, has moved nothing and is left out as a whole.
 
-        Args:
-            step: Number of the last finished step.
-
         Raises:
             StateError: the pass moved the optimizer or changed buffers without a call of `Run.step`, or the optimizer moved after
                 the loop.
@@ -226,7 +223,6 @@ class Batches:
     that the loop was left.
 
     Args:
-        begin: Makes the iterator.
         check_count: Called with the number that `enumerate` gives the first batch, and that batch; None: not checked.
     """
 

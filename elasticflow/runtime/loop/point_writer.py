@@ -14,11 +14,7 @@ if TYPE_CHECKING:
 
 
 class PointWriter:
-    """The file of one rank in one generation; nothing is made before `begin`.
-
-    Args:
-        run_folder: Run folder of this node.
-    """
+    """The file of one rank in one generation; nothing is made before `begin`."""
 
     def __init__(self, run_folder: Path, generation: int, rank: int) -> None:
         self._folder = run_folder / points.FOLDER

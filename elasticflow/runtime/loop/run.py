@@ -34,9 +34,6 @@ class Run:
 
     All ranks call the same methods in the same order. A method marked "Collective" returns once every rank has called it.
 
-    Args:
-        loop: Does the work of the calls.
-
     Attributes:
         rank: Number of this process, from 0.
         local_rank: Number of this process on its machine, from 0.

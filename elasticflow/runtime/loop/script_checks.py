@@ -29,12 +29,7 @@ OWN_LOOP_OVER = "the script's own loop is over"
 
 
 class ScriptChecks:
-    """Checks what a script holds, its arguments and its `enumerate`; every rank.
-
-    Args:
-        gradients: As `join` was given them.
-        ignored: Paths of state that no step depends on.
-    """
+    """Checks what a script holds, its arguments and its `enumerate`; every rank."""
 
     def __init__(self, worker: Worker, gradients: Gradients | None, ignored: tuple[str, ...]) -> None:
         self._worker, self._gradients, self._ignored = worker, gradients, ignored

@@ -17,13 +17,7 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
 class OwnLoop(NamedTuple):
-    """A loop without `Run.batches`, `Run.epochs` and `Run.steps`, each pass of which is a step.
-
-    Attributes:
-        frame: The function call that it is in.
-        first: Line of the head.
-        last: Last line of the body.
-    """
+    """A loop without `Run.batches`, `Run.epochs` and `Run.steps`, each pass of which is a step."""
 
     frame: FrameType
     first: int

@@ -87,9 +87,7 @@ class ScriptState:
     """Looks at the objects of the script, in the first steps and before snapshots. Every rank.
 
     Args:
-        state: Objects that snapshots hold.
         frame: Frame of the function that called `run.keep`.
-        passed: Arguments of `run.keep`.
         ignored: Paths that are no state, as a refusal names them.
         tell: Called with name and kind of what no snapshot holds.
         repeats_epochs: Tells whether a restart begins the epoch anew, so that passes inside it carry nothing over a restart.
@@ -399,12 +397,7 @@ def _batches_given(value: Any) -> int | None:
 
 
 def _trained_alone(state: State, kept_values: Sequence[Any], tensors: AbstractSet[int]) -> dict[int, Found]:
-    """Return the tensors that kept optimizers move and no kept object holds, by `id`: a learned temperature, say.
-
-    Args:
-        kept_values: Kept objects and the values inside them (`_kept`).
-        tensors: `id` of the kept parameters and buffers (`_tensors_of`).
-    """
+    """Return the tensors that kept optimizers move and no kept object holds, by `id`: a learned temperature, say."""
     modules = [value for value in kept_values if isinstance(value, nn.Module)]
     of_modules = (parameter for module in modules for parameter in module.parameters())
     held = {*tensors, *map(id, kept_values), *map(id, of_modules)}

@@ -84,13 +84,8 @@ class TrainingLoop:
         compare_replicas: As for `join_job`, and so are *log_every* and *measures*.
 
     Attributes:
-        position: Position after the last finished step.
         ballot: Tells the other ranks of this rank's steps, and of a request to end.
-        stages: Loops that the script has begun.
-        gradients: As above.
-        hooks: Hooks of the job; None: it has none.
         wrapped: `id` of the parameters that were trained when `Run.wrap` was called.
-        exit_status: As the script gave it to `sys.exit` behind its whole loop.
     """
 
     def __init__(
@@ -319,7 +314,6 @@ class TrainingLoop:
 
         Args:
             given: Arguments that count for the trajectory: size, epochs, steps, tail and shards.
-            options: `num_workers` and `collate`.
             caller: Is at the line of the script that calls.
         """
         of_loader = {"num_workers": options["num_workers"], "micro_batch_size": micro_batch_size}

@@ -30,11 +30,7 @@ class _Mark(NamedTuple):
 
 
 class Unchanged:
-    """Detects changes of modules' parameters and buffers.
-
-    Args:
-        modules: The model, and its average if there is one.
-    """
+    """Detects changes of modules' parameters and buffers."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._modules, self._is_thorough = modules, False

@@ -127,10 +127,7 @@ class _Cut(NamedTuple):
     """A tensor's bytes in pieces.
 
     Attributes:
-        parts: The parts of a large tensor.
         medium: The words of a tensor that is neither large nor small.
-        short: Other words.
-        end: Bytes that fill no word.
     """
 
     parts: Tensor | None

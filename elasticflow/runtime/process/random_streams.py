@@ -75,8 +75,6 @@ class Held(NamedTuple):
     """A generator that a dataset holds.
 
     Attributes:
-        path: Path from the dataset: `dataset.transform.rng`.
-        generator: A generator of `random`, numpy or torch.
         is_of_library: An object of a known library holds it, and the run seeds it for each sample.
     """
 
@@ -120,7 +118,6 @@ class _Generator:
     """One of the generators that are seeded by key.
 
     Attributes:
-        seed: Puts the generator into the state of a key.
         word: Memory of the generator that changes with each draw.
         rests: Value of the word in the resting state.
     """
@@ -142,9 +139,6 @@ class Generators:
     outlives a restart.
 
     A dataset's draws are seen in the same way, against the same state; see `Draws`.
-
-    Args:
-        device: Device on which the model draws.
 
     Attributes:
         are_used: The model or the optimizer draws from python's or numpy's generator, or this is unknown.

@@ -51,9 +51,6 @@ class CaptureCheck:
     def finish(self, capture: Callable[[], Captured]) -> None:
         """Make sure that all ranks sent the same digest last, if any. Every rank.
 
-        Args:
-            capture: Reads the current state, to find the difference.
-
         Raises:
             RanksDifferError: the digests differ; the message names the first difference, on every rank.
         """

@@ -43,7 +43,6 @@ class _Pending:
     """A comparison that continues during the next step.
 
     Attributes:
-        then: Called if the replicas are equal.
         unhook: Removes the hooks by which the optimizers wait for the sums.
     """
 

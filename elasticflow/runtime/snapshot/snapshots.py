@@ -80,15 +80,12 @@ class Snapshots:
 
     Args:
         dataset: The training data, as `open_dataset` or `open_shards` returned it; None: `use_data` sets it later.
-        policy: Settings: times, place, and the snapshots to keep.
         compare_every: Interval at which the ranks' replicas are compared, beside the first step and each snapshot; see
             `ReplicaCheck`.
-        not_exchanged: Names the gradients that the ranks do not exchange; see `ReplicaCheck`.
 
     Attributes:
         restored: The snapshot that `restore` resumed from; None: the beginning.
         loop: Arguments of the script's loop, from the restored snapshot; None: the snapshot has none.
-        unsaved: Looks for state that no snapshot would hold.
     """
 
     def __init__(
@@ -341,7 +338,6 @@ class Snapshots:
         Args:
             position: Position after the last step, for which `after_step` was called.
             most: Largest number to return; no step within it ends an epoch.
-            size: Samples of a step.
         """
         is_busy = self._replica_check.is_pending or self._capture_check.is_pending or self._copier.is_copying
         if is_busy or self._owes_snapshot or not self._is_prepared or self.unsaved.looks_after_steps:

@@ -58,7 +58,6 @@ class _Look:
 
     Attributes:
         loose: Marks of the values that are not captured tensors, by path.
-        numbers: Captured numbers, by path in the snapshot.
         own: Names of parts with a `state_dict` of their own, which may give a number any name.
         of_model: Attributes of the model's modules that hold loose values, by path.
     """

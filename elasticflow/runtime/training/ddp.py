@@ -31,9 +31,6 @@ def wrap(model: nn.Module, device: torch.device, **options: Any) -> DistributedD
 
     DistributedDataParallel orders its buckets anew after the first backward: a run that resumes from a snapshot would sum in
     another order than one that was never interrupted (seen at 3 workers). So two empty backwards come first.
-
-    Args:
-        model: On *device*.
     """
     if device.type != "cpu":
         options = {"device_ids": [device.index], **options}
@@ -57,8 +54,6 @@ class DDPStep(ReplicatedStep):
     """A model with one replica per rank, whose gradients DistributedDataParallel adds up.
 
     Args:
-        model: On its device; every rank has rank 0's weights afterwards.
-        training_step: As for `ReplicatedStep`, and so are the *options*.
         ddp: Options of DistributedDataParallel, and sync_batchnorm.
 
     Raises:

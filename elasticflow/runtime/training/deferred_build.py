@@ -79,7 +79,6 @@ class _Operation:
         arguments: Positional and named ones; a place stands for a tensor without memory.
         made: Places of results in memory of their own.
         states: State of its generator before it, if it draws random numbers.
-        reads: Memory that must be filled before.
     """
 
     function: Any

@@ -80,19 +80,14 @@ class Evaluation:
         model: The bare model: a forward through DDP would be a collective.
         training_step: Function that returns the loss; None if a step moves optimizers itself, so that no loss is measured.
         dataset: Result of `open_dataset`, or a dataset made from it.
-        schedule: Schedule of training.
-        precision: fp32, bf16 or fp16 (autocast).
         step: Function of (model, batch) that returns outputs and targets for the metrics, in place of *training_step*: no
             loss is measured.
         metrics: Metrics by name. A metric is a function (outputs, targets) -> mean over the batch, or of (model, batch) without
             *uses_loss*; a class with update(outputs, targets) and compute(); or a `Metric`.
         best: "max accuracy" or "min loss"; None remembers nothing. A value equal to the best one so far is a best one, too.
         best_of: Entry point of the metric that *best* names, as in the job file: "metrics:accuracy".
-        collate: Function that makes a batch of a list of samples. None: torch's default_collate.
         uses_loss: training_step calls the model once on the inputs of (inputs, targets).
         average: Average of the model's weights. If given, it is evaluated, and `best` refers to its metrics.
-        also_raw: Evaluate the model's own weights beside the average.
-        samples: Most samples to evaluate: always the same samples, drawn from the set by its length alone. None: all.
         stop_when: Ends training by the metrics, where this is the only set.
 
     Attributes:
@@ -438,7 +433,6 @@ def run_sets(
     Args:
         sets: Evaluation sets by name; metrics of a set with an empty name have no prefix.
         ranked: The set whose best value the log line shows, with its name.
-        stop_when: Receives the metrics.
     """
     began, since = time.time(), time.monotonic()
     phase = worker.heartbeat.phase("evaluate")

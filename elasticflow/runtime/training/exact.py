@@ -50,8 +50,6 @@ class ExactStep(ReplicatedStep):
     Float statistics of BatchNorm become the mean of the shards'; every other buffer is what the first shard made it.
 
     Args:
-        model: On its device; every rank has rank 0's weights afterwards.
-        training_step: As for `ReplicatedStep`, and so are the *options*.
         virtual_shards: At least the world size; part of the trajectory.
 
     Raises:
@@ -266,11 +264,7 @@ def _dense(gradient: Tensor | None) -> Tensor | None:
 
 
 class ShardBuffers:
-    """The model's buffers within a step: each shard begins with the same; BatchNorm's travel with the gradients.
-
-    Args:
-        buffers: Remembers all buffers before each step.
-    """
+    """The model's buffers within a step: each shard begins with the same; BatchNorm's travel with the gradients."""
 
     def __init__(self, model: nn.Module, buffers: model_buffers.ModelBuffers) -> None:
         self._buffers = buffers

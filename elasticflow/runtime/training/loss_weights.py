@@ -123,7 +123,6 @@ def difference(
 
     Args:
         worker: Owner of the generators that the step draws from; None: torch's.
-        model: Bare.
         dtype: Dtype of autocast, which the caller has switched on.
 
     Raises:

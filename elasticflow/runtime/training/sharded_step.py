@@ -52,8 +52,6 @@ class ShardedStep(ReplicatedStep):
     """A model that the ranks of each replica share. For one number of virtual shards the bits are the same at any degree.
 
     Args:
-        model: Sharded by `shard_model.py`.
-        training_step: As for `ReplicatedStep`, and so are the *options*. It calls the model as a whole.
         virtual_shards: At least the world size.
         is_exact: The number is part of the trajectory, and every operation has the same bits each time.
 

@@ -26,9 +26,6 @@ class WeightedOrder:
     Args:
         weights: One per sample: finite, at least 0, not all 0. A sample of weight 0 is never drawn.
         draws: That make an epoch; None: as many as there are samples.
-
-    Attributes:
-        has_repeats: A sample may come more than once in an epoch.
     """
 
     has_repeats = True
