@@ -14,7 +14,7 @@ from torch.utils.data import Subset
 
 from elasticflow import events
 from elasticflow.runtime.data import held_generators
-from elasticflow.runtime.data.fingerprint import spread, without_trace
+from elasticflow.runtime.data.fingerprint import spread
 from elasticflow.runtime.data.walk import digest_of
 from elasticflow.runtime.process import random_streams
 
@@ -84,15 +84,12 @@ def compare(training: Any, evaluation: Any, limit_s: float) -> Overlap:
     Raises:
         Exception: an exception of one of the datasets.
     """
-
-    def look() -> Overlap:
+    with random_streams.put_back():
         pair = _without_transforms(training), _without_transforms(evaluation)
         is_bare = pair[0] is not training or pair[1] is not evaluation
         if is_bare and not all(map(_can_be_read, pair)):
             pair = training, evaluation
         return _by_number(*pair) or _by_content(*pair, limit_s)
-
-    return without_trace(look)
 
 
 def warn(worker: Worker, training: Any, evaluation: Any) -> None:

@@ -6,12 +6,10 @@ restored afterwards. A hook that still changes trained state is an error (`uncha
 
 from __future__ import annotations
 
-import random
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 
 from elasticflow.errors import StopTraining
@@ -169,18 +167,14 @@ def apart(model: nn.Module, average: nn.Module | None, device: torch.device, key
     Generators and modes are restored afterwards, whatever the code does.
     """
     watched = [module for module in (model, average) if module is not None]
-    state = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     of_device: Any = torch.get_device_module(device) if device.type != "cpu" else None
     on_device = None if of_device is None else of_device.get_rng_state(device)
-    random_streams.seed_all(key)
-    if of_device is not None:
-        of_device.manual_seed(key)
     try:
-        with evaluating(*watched), torch.no_grad():
+        with random_streams.put_back(), evaluating(*watched), torch.no_grad():
+            random_streams.seed_all(key)
+            if of_device is not None:
+                of_device.manual_seed(key)
             yield
     finally:
-        random.setstate(state[0])
-        np.random.set_state(state[1])  # noqa: NPY002
-        torch.set_rng_state(state[2])
         if of_device is not None:
             of_device.set_rng_state(on_device, device)

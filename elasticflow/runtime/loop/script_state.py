@@ -27,7 +27,7 @@ from elasticflow.errors import StateError
 from elasticflow.runtime.loop import carried_values, kept
 from elasticflow.runtime.loop.living_objects import living
 from elasticflow.runtime.loop.script_loops import line_of_epochs
-from elasticflow.runtime.process import torch_private
+from elasticflow.runtime.process import random_streams, torch_private
 from elasticflow.runtime.snapshot import reachable, unsaved
 
 if TYPE_CHECKING:
@@ -346,7 +346,7 @@ def _as_found(
     path: str, value: Any, tensors: set[int], weights: set[str], trained: dict[int, Found]
 ) -> Found | None:
     """Return *value* as an object with state of its own; None if it has none. Tensors that it holds are removed from *trained*."""
-    if isinstance(value, reachable.GENERATORS):
+    if isinstance(value, random_streams.GENERATORS):
         return Found(path, value, is_told=False)
     if trained.pop(id(value), None) is not None or _is_environment(value):
         return Found(path, value, is_told=True)
@@ -523,8 +523,8 @@ def _own_state(module: nn.Module, kept_tensors: set[int]) -> dict[str, Tensor]:
 
 def _mark_of(value: Any, kept_tensors: set[int]) -> Any:
     """Return a mark that stays equal while an object does not change; None for a class that may count anything."""
-    if isinstance(value, reachable.GENERATORS):
-        return unsaved.generator_state(value)
+    if isinstance(value, random_streams.GENERATORS):
+        return random_streams.mark_of(value)
     if isinstance(value, nn.Module):
         return unsaved.marks_of(list(reachable.leaves({"": _own_state(value, kept_tensors)}, {})))
     if isinstance(value, Tensor | list | dict | deque):

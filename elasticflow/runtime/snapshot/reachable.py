@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from elasticflow.runtime.process import torch_private
+from elasticflow.runtime.process.random_streams import GENERATORS
 from elasticflow.runtime.process.sharded_tensors import local_of
 
 if TYPE_CHECKING:
@@ -64,7 +65,6 @@ _OPAQUE = (
     torch.device,
     torch.Size,
 )
-GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 _COMMON = (int, float)
 _NUMBERS = (Number, itertools.count)
 _VALUES = (Tensor, np.ndarray, *GENERATORS)

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from elasticflow import events
 from elasticflow.errors import StateError
+from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.process.checksums import crc_of, sums_of
 from elasticflow.runtime.process.sharded_tensors import local_of
 from elasticflow.runtime.process.torch_private import buffers_of, has_plain_state, unsaved_buffers_of
@@ -258,8 +259,8 @@ def marks_of(leaves: Sequence[reachable.Leaf]) -> dict[str, Mark]:
     sums |= {path: crc_of(tensor) for path, tensor in tensors.items() if tensor.nbytes <= _SMALL}
     marks: dict[str, Mark] = {path: ("tensor", (shaped[path], sums[path])) for path in tensors}
     for leaf in leaves:
-        if isinstance(leaf.value, reachable.GENERATORS):
-            marks[leaf.path] = "generator", generator_state(leaf.value)
+        if isinstance(leaf.value, random_streams.GENERATORS):
+            marks[leaf.path] = "generator", random_streams.mark_of(leaf.value)
         elif _is_real(leaf.value) and leaf.value.numel() == 1:
             marks[leaf.path] = "scalar", repr(leaf.value.item())
         elif leaf.path not in tensors and not isinstance(leaf.value, Tensor | np.ndarray):
@@ -358,20 +359,6 @@ def _tensor_of(array: np.ndarray[Any, Any]) -> Tensor:
 
 def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if _is_real(tensor) else 0
-
-
-def generator_state(generator: Any) -> str:
-    """Return a text of a generator's state, which changes with each draw; for generators of any kind. `SystemRandom` has none."""
-    if isinstance(generator, random.SystemRandom):
-        return ""
-    if isinstance(generator, torch.Generator):
-        return str(crc_of(generator.get_state()))
-    if isinstance(generator, random.Random):
-        return str(hash(generator.getstate()))
-    if isinstance(generator, np.random.RandomState):
-        _, keys, *rest = generator.get_state(legacy=True)
-        return f"{hash(np.asarray(keys).tobytes())} {rest}"
-    return repr(generator.bit_generator.state)
 
 
 def _whole_numbers(generator: Any) -> set[int]:
