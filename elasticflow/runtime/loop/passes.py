@@ -6,8 +6,6 @@ only accumulated gradients belongs to the step in which the optimizer moves, and
 
 from __future__ import annotations
 
-import gc
-import weakref
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -221,16 +219,10 @@ class Batches:
 
     A `for` loop holds the only reference to its iterator, so that `break` ends that iterator at once: the run knows then
     that the loop was left.
-
-    Args:
-        check_count: Called with the number that `enumerate` gives the first batch, and that batch; None: not checked.
     """
 
-    def __init__(
-        self, begin: Callable[[], Iterator[Batch]], check_count: Callable[[int, Batch], None] | None = None
-    ) -> None:
+    def __init__(self, begin: Callable[[], Iterator[Batch]]) -> None:
         self._begin: Callable[[], Iterator[Batch]] | None = begin
-        self._check_count = check_count
         self._held: Iterator[Batch] | None = None
 
     def __iter__(self) -> Iterator[Batch]:
@@ -240,33 +232,9 @@ class Batches:
                 "a second loop over the same run.batches(...): its batches come once",
                 "keep everything in one loop; for epoch in run.epochs(n): for batch in run.batches(...) goes through epochs",
             )
-        iterator = begin()
-        return iterator if self._check_count is None else _watched_for_enumerate(iterator, self._check_count)
+        return begin()
 
     def __next__(self) -> Batch:
         if self._held is None:
             self._held = iter(self)
         return next(self._held)
-
-
-def _watched_for_enumerate(iterator: Iterator[Batch], check: Callable[[int, Batch], None]) -> Iterator[Batch]:
-    """Return an iterator of the same batches; calls *check* with the first one and the number that `enumerate` gives it, if any."""
-    reference: list[weakref.ref[Any]] = []
-
-    def watched() -> Iterator[Batch]:
-        for batch in iterator:
-            _check_counts_of(reference.pop()(), batch, check)
-            yield batch
-            break
-        yield from iterator
-
-    returned = watched()
-    reference.append(weakref.ref(returned))
-    return returned
-
-
-def _check_counts_of(iterator: Any, batch: Batch, check: Callable[[int, Batch], None]) -> None:
-    # In a function of its own: a reference to `enumerate` that lived on would keep it from ending with its loop.
-    for holder in gc.get_referrers(iterator):
-        if isinstance(holder, enumerate):
-            check(int(holder.__reduce__()[1][1]), batch)

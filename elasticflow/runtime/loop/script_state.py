@@ -24,9 +24,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from elasticflow.errors import StateError
-from elasticflow.runtime.loop import carried_values, kept
+from elasticflow.runtime.loop import kept, script_loops
 from elasticflow.runtime.loop.living_objects import living
-from elasticflow.runtime.loop.script_loops import line_of_epochs
 from elasticflow.runtime.process import random_streams, torch_private
 from elasticflow.runtime.snapshot import reachable, unsaved
 
@@ -142,7 +141,7 @@ class ScriptState:
         made_anew: set[str] = set()
         for frame in reversed(frames):
             variables |= frame.f_locals
-            made_anew = made_anew - frame.f_locals.keys() | carried_values.made_in_each_pass(
+            made_anew = made_anew - frame.f_locals.keys() | script_loops.made_in_each_pass(
                 frame, frame.f_lineno
             )
         found = self._found({name: value for name, value in variables.items() if name not in made_anew})
@@ -274,7 +273,7 @@ class ScriptState:
             # `self` is the script's `trainer`.
             path = self._paths.setdefault(id(holder), name)
             for key, value in _numbers_of(path, holder, kept_ids) if id(holder) not in own else ():
-                if key.rpartition(".")[2] not in carried_values.set_by_the_run(self._code.co_filename):
+                if key.rpartition(".")[2] not in script_loops.set_by_the_run(self._code.co_filename):
                     self._tell_of_counter(key, value)
 
     def _tell_of_carried(self, frames: Sequence[FrameType]) -> None:
@@ -283,17 +282,17 @@ class ScriptState:
         lines = [(frame, frame.f_lineno) for frame in frames]
         if self._repeats_epochs():
             # The epoch makes again what passes inside it carry.
-            starts = [line_of_epochs(frame) for frame in frames]
+            starts = [script_loops.line_of_epochs(frame) for frame in frames]
             first = next((number for number, start in enumerate(starts) if start is not None), 0)
             lines = [(frame, start or line) for (frame, line), start in zip(lines, starts, strict=True)][
                 first:
             ]
         for frame, line in lines:
-            for name, value in carried_values.carried_in(frame, line):
+            for name, value in script_loops.carried_in(frame, line):
                 own = own or {id(each) for each in _kept(self._state)} | _tensors_of(self._state)
                 if id(value) not in own:
                     self._tell_once(name, name, CARRIED)
-            for name, number in carried_values.counted_in(frame, line):
+            for name, number in script_loops.counted_in(frame, line):
                 self._tell_of_counter(name, number)
 
     def _tell_of_counter(self, path: str, value: float) -> None:
@@ -371,7 +370,7 @@ def _arrays_of(value: Any) -> dict[str, Any]:
     return {
         name: each
         for name, each in list(held.items())
-        if carried_values.is_several_numbers(each)
+        if script_loops.is_several_numbers(each)
         and (type(each) is Tensor or (type(each) is np.ndarray and each.dtype.kind in "biuf"))
     }
 
@@ -427,7 +426,7 @@ def _tensors_among(value: Any) -> list[Any]:
     items = list(value.values() if isinstance(value, dict) else value)
     ends = [*items[:_MOST_ITEMS], *items[_MOST_ITEMS:][-_MOST_ITEMS:]]
     parts = [item if isinstance(item, tuple) else (item,) for item in ends]
-    among = [[each for each in part if carried_values.is_several_numbers(each)] for part in parts]
+    among = [[each for each in part if script_loops.is_several_numbers(each)] for part in parts]
     return [each for part in among for each in part] if all(among) else []
 
 

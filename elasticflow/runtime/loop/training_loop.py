@@ -340,8 +340,7 @@ class TrainingLoop:
                 return Batches(partial(self._loop, source, settings))
             if not self._enter(source, settings):
                 return Batches(lambda: iter(()))
-        check = None if self._script is None else self._script.check_of_count()
-        return Batches(partial(self._loop, source, settings), check)
+        return Batches(partial(self._loop, source, settings))
 
     def _enter(self, source: Source, settings: Mapping[str, Any]) -> bool:
         """Move to the stage of *source*; return False if the run is past that stage already. Collective: every rank."""
@@ -444,6 +443,8 @@ class TrainingLoop:
                 if self.gradients is None:  # the script's own exchange is not seen
                     self.worker.vote.part = batch.samples / batch.total
                     self.worker.vote.end_own_part()
+                if self._script is not None:
+                    self._script.check_count(sys._getframe(1), batch)  # noqa: SLF001
                 yield batch
                 if self._is_over_after(part.end):
                     break

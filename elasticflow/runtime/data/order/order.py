@@ -90,7 +90,9 @@ def require_same_order(now: OrderRecord, then: OrderRecord) -> None:
     parts = [key for key in {**before, **after} if before.get(key) != after.get(key)]
     if not parts:
         return
-    if "version" in parts and "kind" not in parts:
+    if "kind" in parts:
+        parts = ["kind"]
+    if "version" in parts:
         raise StateError(
             f"the snapshot's position counts in {before['kind']} order {before.get('version')} of the samples, and this version of "
             f"elasticflow knows {after['kind']} order {after.get('version')} only",
