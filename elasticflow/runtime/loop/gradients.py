@@ -180,7 +180,7 @@ class LoopStep:
             )
         if how.virtual_shards is not None:
             return ExactStep(worker, model, self._of_part, virtual_shards=how.virtual_shards, **common)
-        return DDPStep(worker, model, self._of_part, ddp=dict(how.ddp), **common)
+        return DDPStep(worker, model, self._of_part, ddp=how.ddp, **common)
 
     def _of_part(self, model: Any, data: Any, made: Any = None) -> Any:
         del model, made  # the script's function has them

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from elasticflow.runtime.snapshot.restore import SnapshotContent
     from elasticflow.runtime.state.options import OptionChange
     from elasticflow.runtime.state.state import Captured, State
+    from elasticflow.snapshots.client.memory_tier import RecalledState
     from elasticflow.snapshots.format.manifest import Manifest
     from elasticflow.snapshots.format.policy import HasPosition
 
@@ -201,7 +202,7 @@ class Snapshots:
         worker.phase("restore")
         worker.leave_untrained()
         loader = NodeLoader(self._client, self._beat_or_leave)
-        held = None if self._memory_tier is None else self._memory_tier.recall(self._catalog)
+        held = self._recalled()
         if held is None:
             content = restore.newest_good(worker, self._catalog, loader)
         else:
@@ -259,17 +260,16 @@ class Snapshots:
             )
         names += frozen_again
         loader = NodeLoader(self._client, self._beat_or_leave)
-        held = (
-            self._memory_tier.recall(self._catalog)
-            if self._memory_tier is not None and self.restored.is_from_memory
-            else None
-        )
+        held = self._recalled() if self.restored.is_from_memory else None
         if held is None:
             content = restore.SnapshotContent.of(loader.load(self.restored.name))
         else:
             content = memory_tier.content_of(held, worker.run_id)
         restore.apply(worker, self._state, content, loader, self._changes)
         self._tell_of_put_back(names)
+
+    def _recalled(self) -> RecalledState | None:
+        return None if self._memory_tier is None else self._memory_tier.recall(self._catalog)
 
     def _tell_of_put_back(self, names: Sequence[str]) -> None:
         if self._worker.rank == 0 and self.restored is not None:

@@ -42,9 +42,6 @@ if TYPE_CHECKING:
     from elasticflow.runtime.process.context import Worker
     from elasticflow.runtime.state.state import State
 
-# Generators whose saved state consists of numbers.
-_LISTABLE = (random.Random, np.random.Generator)
-
 _SMALL = 2**16
 """Largest tensor in bytes that is compared by a checksum of all its bits; larger tensors are compared by the sum."""
 
@@ -237,7 +234,6 @@ def look(state: State) -> _Look:
     outside = outside_of(state.model) | _taken_whole(roots_of(state).values())
     packed = {key: tensor.tolist() for key, tensor in captured.tensors.items() if "/scalars/" in key}
     numbers = dict(_numbers("", captured.tree, packed))
-    known = set(numbers.values())
     saved = outside_of(state.model) - {id(tensor) for tensor in _unsaved_buffers(state.model)}
     of_model = {leaf.path: (leaf, attribute) for leaf, attribute in _held_by(state.model, saved)}
     reached = [
@@ -247,12 +243,10 @@ def look(state: State) -> _Look:
     loose = [
         leaf
         for leaf in reached
-        if not (_is_real(leaf.value) and _address(leaf.value) in held)
-        and not is_scratch(leaf.path)
-        and not (isinstance(leaf.value, _LISTABLE) and _whole_numbers(leaf.value) <= known)
+        if not (_is_real(leaf.value) and _address(leaf.value) in held) and not is_scratch(leaf.path)
     ]
     marks = marks_of(loose)
-    copies = _copies(marks, loose, captured.tensors) | _listed(loose, numbers)
+    copies = _copies(marks, loose, captured.tensors, numbers)
     own = [name for name, root in {**roots_of(state), "model": state.model}.items() if has_own_state(root)]
     return _Look(
         {path: mark for path, mark in marks.items() if path not in copies},
@@ -393,7 +387,7 @@ def _address(tensor: Tensor) -> int:
 
 
 def _whole_numbers(generator: Any) -> set[int]:
-    """Return the whole numbers in a generator's state."""
+    """Return the whole numbers in the state of a generator whose state is made of numbers."""
     state = generator.getstate() if isinstance(generator, random.Random) else generator.bit_generator.state
     numbers, waiting = set(), [state]
     while waiting:
@@ -406,53 +400,44 @@ def _whole_numbers(generator: Any) -> set[int]:
 
 
 def _copies(
-    marks: Mapping[str, Mark], leaves: Sequence[reachable.Leaf], captured: Mapping[str, Tensor]
+    marks: Mapping[str, Mark],
+    leaves: Sequence[reachable.Leaf],
+    captured: Mapping[str, Tensor],
+    numbers: Mapping[str, float],
 ) -> set[str]:
     """Return the paths of values that a snapshot holds as copies.
 
-    A `state_dict` may clone tensors, make tensors of arrays, and store generator states.
+    A `state_dict` may clone tensors, make tensors or lists of arrays, a tensor of an array of one element, which has the same name
+    then, and store the states of generators.
     """
-    wanted = {_size_of(leaf.value) for leaf in leaves} - {0, 1}
-    has_generators = any(kind == "generator" for kind, _ in marks.values())
-    candidates = {
+    wanted = {_size_of(leaf.value) for leaf in leaves} - {0}
+    stored = {
         key: tensor.detach()
         for key, tensor in captured.items()
-        if tensor.numel() in wanted or (has_generators and tensor.dtype == torch.uint8)
+        if tensor.numel() in wanted or tensor.dtype == torch.uint8
     }
-    of_copies = marks_of(
-        [reachable.Leaf(key, tensor) for key, tensor in candidates.items() if tensor.numel() > 1]
-    )
-    tensors = {value for _, value in of_copies.values()}
-    generators = {
-        str(value[1]) for key, (_, value) in of_copies.items() if candidates[key].dtype == torch.uint8
-    }
-    return {
-        path
-        for path, (kind, value) in marks.items()
-        if (kind == "tensor" and value in tensors) or (kind == "generator" and value in generators)
-    } | _named_alike(leaves, captured)
-
-
-def _named_alike(leaves: Sequence[reachable.Leaf], captured: Mapping[str, Tensor]) -> set[str]:
-    """Return the paths of arrays of one element that a snapshot holds as tensors of the same names."""
-    arrays = [leaf for leaf in leaves if isinstance(leaf.value, np.ndarray) and _size_of(leaf.value) == 1]
-    names = {_name_of(leaf.path) for leaf in arrays}
-    tensors = {(key.rpartition("/")[2], tensor) for key, tensor in captured.items() if tensor.numel() == 1}
-    single = {(name, tensor.item()) for name, tensor in tensors if name in names}
-    return {leaf.path for leaf in arrays if (_name_of(leaf.path), leaf.value.item()) in single}
-
-
-def _listed(leaves: Sequence[reachable.Leaf], numbers: Mapping[str, float]) -> set[str]:
-    """Return the paths of arrays and tensors whose elements a snapshot holds as a list of numbers."""
+    of_stored = marks_of([reachable.Leaf(key, tensor) for key, tensor in stored.items()])
+    tensors = {value for kind, value in of_stored.values() if kind == "tensor"}
+    states = {str(value[1]) for key, (_, value) in of_stored.items() if stored[key].dtype == torch.uint8}
+    single = {(key.rpartition("/")[2], t.item()) for key, t in stored.items() if t.numel() == 1}
     lists: dict[str, list[float]] = {}
     for key, number in numbers.items():
         lists.setdefault(re.sub(r"(/\d+)+$", "", key), []).append(number)
-    lengths = {len(each) for each in lists.values()} - {1}
-    return {
-        leaf.path
-        for leaf in leaves
-        if _size_of(leaf.value) in lengths and leaf.value.reshape(-1).tolist() in lists.values()
-    }
+    lengths, known = {len(each) for each in lists.values()} - {1}, set(numbers.values())
+
+    def is_held(leaf: reachable.Leaf) -> bool:
+        kind, mark = marks[leaf.path]
+        value, size = leaf.value, _size_of(leaf.value)
+        if kind == "generator":
+            has_numbers = isinstance(value, random.Random | np.random.Generator)
+            return mark in states or (has_numbers and _whole_numbers(value) <= known)
+        is_listed = size in lengths and value.reshape(-1).tolist() in lists.values()
+        is_named = (
+            isinstance(value, np.ndarray) and size == 1 and (_name_of(leaf.path), value.item()) in single
+        )
+        return is_listed or is_named or (kind == "tensor" and size != 1 and mark in tensors)
+
+    return {leaf.path for leaf in leaves if leaf.path in marks and is_held(leaf)}
 
 
 def _numbers(path: str, value: Any, packed: Mapping[str, list[Any]]) -> Iterator[tuple[str, float]]:

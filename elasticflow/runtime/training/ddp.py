@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from elasticflow.runtime.data.index_loader import Batch
     from elasticflow.runtime.process.context import Worker
+    from elasticflow.runtime.training.replicated_step import TrainingStep
 
 
 def wrap(model: nn.Module, device: torch.device, **options: Any) -> DistributedDataParallel:
@@ -63,22 +64,16 @@ class DDPStep(ReplicatedStep):
     is_exact = False
 
     def __init__(
-        self,
-        worker: Worker,
-        model: nn.Module,
-        training_step: Callable[[nn.Module, Any], Any],
-        *,
-        ddp: dict[str, Any] | None = None,
-        **options: Any,
+        self, worker: Worker, model: nn.Module, step: TrainingStep, *, ddp: Any = (), **options: Any
     ) -> None:
-        of_ddp = dict(ddp or {})
+        of_ddp = dict(ddp)
         self._is_synced = bool(of_ddp.pop("sync_batchnorm", False))
         if self._is_synced:
             _require_cuda(worker)
             worker.vote.may_skip = False  # forwards of all ranks wait for each other
             if worker.world_size > 1:
                 nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
-        super().__init__(worker, model, training_step, parts=worker.world_size, **options)
+        super().__init__(worker, model, step, parts=worker.world_size, **options)
         self._loss: float | Tensor = 0.0
         self._count: float | Tensor = 0.0
         self._values = torch.zeros(ROW_SIZE, dtype=torch.float32)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from elasticflow.runtime.data.index_loader import Batch
     from elasticflow.runtime.process.context import Worker
+    from elasticflow.runtime.training.replicated_step import TrainingStep
 
 
 LOOKS = 2
@@ -60,15 +61,9 @@ class ExactStep(ReplicatedStep):
     _keeps_all_buffers = True
 
     def __init__(
-        self,
-        worker: Worker,
-        model: nn.Module,
-        training_step: Callable[[nn.Module, Any], Any],
-        *,
-        virtual_shards: int,
-        **options: Any,
+        self, worker: Worker, model: nn.Module, step: TrainingStep, *, virtual_shards: int, **options: Any
     ) -> None:
-        super().__init__(worker, model, training_step, parts=virtual_shards, **options)
+        super().__init__(worker, model, step, parts=virtual_shards, **options)
         refuse(worker, model, virtual_shards)
         determinism.be_deterministic()
         if worker.device.type == "cpu":

@@ -193,6 +193,6 @@ def _takes_none(groups: Sequence[Group], number: int, model: nn.Module) -> JobKe
     return JobKeyError(key, message, f"the nearest are: {told}")
 
 
-def _form(name: str, parameter: nn.Parameter, model: nn.Module) -> str:
+def _form(name: str, parameter: Any, model: nn.Module) -> str:
     kind = type(model.get_submodule(name.rpartition(".")[0])).__name__
     return f"{name} of a {kind}" + ("" if is_lazy(parameter) else f", ndim {parameter.ndim}")

@@ -36,11 +36,10 @@ from elasticflow.runtime.training.replicated_step import ReplicatedStep
 from elasticflow.runtime.training.step_row import NO_REQUESTS, ROW_SIZE, StepRow, row_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from elasticflow.runtime.data.index_loader import Batch
     from elasticflow.runtime.process.context import Worker
     from elasticflow.runtime.process.shard_layout import ShardLayout
+    from elasticflow.runtime.training.replicated_step import TrainingStep
 
 _NO_MORE = -1  # in place of a block's number: a round's forwards are made
 _COMPARED_ROUNDS = 16  # in which the losses' parameters are counted: random draws that differ show soon
@@ -65,13 +64,13 @@ class ShardedStep(ReplicatedStep):
         self,
         worker: Worker,
         model: nn.Module,
-        training_step: Callable[[nn.Module, Any], Any],
+        step: TrainingStep,
         *,
         virtual_shards: int,
         is_exact: bool,
         **options: Any,
     ) -> None:
-        super().__init__(worker, model, training_step, parts=virtual_shards, **options)
+        super().__init__(worker, model, step, parts=virtual_shards, **options)
         self.is_exact, self.virtual_shards = is_exact, virtual_shards
         if is_exact:
             exact.refuse(worker, model, virtual_shards)
