@@ -12,7 +12,7 @@ from torch import Tensor
 
 from elasticflow.errors import MetricError, StateError, StopTraining
 from elasticflow.runtime.data import notes
-from elasticflow.runtime.evaluation.packing import packed, unpacked
+from elasticflow.runtime.data.packing import packed, unpacked
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.process.position import even_split
 from elasticflow.runtime.process.votes import LEAVE

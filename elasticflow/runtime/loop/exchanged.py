@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from torch.nn.parallel import DistributedDataParallel
 
 from elasticflow.runtime.loop.kept import bare
-from elasticflow.runtime.loop.living_objects import living
 from elasticflow.runtime.process.sharded_tensors import is_over_all_ranks
+from elasticflow.runtime.snapshot.reachable import living
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet

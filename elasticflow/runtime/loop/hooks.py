@@ -19,8 +19,7 @@ from elasticflow.runtime.loop.unchanged import Unchanged
 from elasticflow.runtime.measuring.marks import mark
 from elasticflow.runtime.process import random_streams, stopping
 from elasticflow.runtime.process.sharded_tensors import sharded_modules
-from elasticflow.runtime.training.modes import evaluating
-from elasticflow.runtime.training.precision import autocast
+from elasticflow.runtime.training.precision import autocast, evaluating
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

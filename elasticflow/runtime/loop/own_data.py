@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from elasticflow.runtime.loop.living_objects import living
 from elasticflow.runtime.process import random_streams
+from elasticflow.runtime.snapshot.reachable import living
 
 if TYPE_CHECKING:
     from collections.abc import Callable

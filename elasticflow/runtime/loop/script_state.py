@@ -25,7 +25,6 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.loop import kept, script_loops
-from elasticflow.runtime.loop.living_objects import living
 from elasticflow.runtime.process import random_streams, torch_private
 from elasticflow.runtime.snapshot import reachable, unsaved
 
@@ -312,7 +311,7 @@ class ScriptState:
 
 def _is_left(optimizer: Optimizer) -> bool:
     """Return True if torch's schedules of *optimizer* are gone, as those of a search for the learning rate."""
-    return all(_optimizer_of(schedule) is not optimizer for schedule in living(LRScheduler))
+    return all(_optimizer_of(schedule) is not optimizer for schedule in reachable.living(LRScheduler))
 
 
 def found_in(state: State, variables: Mapping[str, Any]) -> Iterator[Found]:

@@ -143,7 +143,7 @@ def mark_of(generator: Any) -> str:
     if isinstance(generator, random.SystemRandom):
         return ""
     state = state_of(generator)
-    return str(zlib.crc32(state.numpy()) if isinstance(state, Tensor) else hash(repr(state)))
+    return str(zlib.crc32(state.numpy().data) if isinstance(state, Tensor) else hash(repr(state)))
 
 
 def _without_arrays(state: Any) -> Any:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 import itertools
 import random
 from collections import deque
 from collections.abc import Mapping
 from numbers import Number
 from types import BuiltinFunctionType, CodeType, FunctionType, GeneratorType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +28,8 @@ from elasticflow.runtime.process.sharded_tensors import local_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
+
+T = TypeVar("T")
 
 # Objects and numbers at which a walk stops, and items of a container that is not walked: more is data, not state.
 _MOST_OBJECTS, _MOST_ITEMS = 200_000, 50_000
@@ -141,6 +144,12 @@ def objects(
         yield path, thing, depth
         if enters(thing, depth):
             waiting.extend((inner, each, depth + 1) for inner, each in inside_of(path, thing, names or {}))
+
+
+def living(kind: type[T]) -> list[T]:
+    """Return the objects of a class wherever this process holds them; slow: looks at every object that the collector knows."""
+    # Not isinstance: it asks each object for its class, and torch's deprecated ones warn then.
+    return [each for each in gc.get_objects() if issubclass(type(each), kind)]
 
 
 def shared_generators() -> set[int]:
