@@ -66,8 +66,6 @@ def join(
 
     Args:
         folder: Folder of the entry point; also the run folder, unless the environment names another.
-        threads: CPU threads; None: the node's cores shared out among its workers.
-        device: Device type to train on, or "auto"; `ELASTICFLOW_DEVICE` wins.
         log_level: The rank logs leave out lines below it, except the lines that the supervisor follows.
         shows_log: Without a supervisor, rank 0 writes its log to standard output, too.
 

@@ -13,13 +13,13 @@ from elasticflow.deep.child.run import CPU
 from elasticflow.runtime.data.packing import packed, unpacked
 from elasticflow.runtime.evaluation.metric import (
     OverSet,
+    hearing,
     metric_of,
     noting_arguments,
     number,
     of_loss,
     outputs_and_targets,
 )
-from elasticflow.runtime.evaluation.recorder import hearing
 from elasticflow.runtime.training.precision import autocast
 
 if TYPE_CHECKING:

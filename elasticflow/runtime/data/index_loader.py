@@ -108,7 +108,6 @@ class IndexLoader:
     """Reads this rank's part of every global batch.
 
     Args:
-        micro_batch_size: Most samples in one forward, None for all of a rank's part at once.
         virtual_shards: Virtual shards of each batch, read one by one; None: micro-batches.
     """
 

@@ -14,7 +14,6 @@ from torch.utils.data import Subset
 
 from elasticflow import events
 from elasticflow.runtime.data import held_generators
-from elasticflow.runtime.data.fingerprint import spread
 from elasticflow.runtime.data.walk import digest_of
 from elasticflow.runtime.process import random_streams
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 RUN_LIMIT_S = 0.5  # the second step waits for it, once in a run's life
 _MOST = 256  # samples of the evaluation that are looked up
 _PART_FOR_EVALUATION = 0.4  # of the time: the rest is for the training data
-_BASE_SAMPLES = 8  # of what two subsets are of, to tell that it is one set
 _MOST_NUMBERS = 10_000_000  # of two subsets, compared number by number
 _LEAST_SHARE = 0.01  # of the evaluation: a twin in a hundred samples is in many a real data set
 _DEVIATIONS = 3.0  # that the share found lies above the share of twins in the training data
@@ -109,9 +107,7 @@ def _by_number(training: Any, evaluation: Any) -> Overlap | None:
     if max(len(training), len(evaluation)) > _MOST_NUMBERS:
         return None
     (base, numbers), (other, others) = _base_of(training), _base_of(evaluation)
-    if numbers is None and others is None:
-        return None
-    if base is not other and not _are_one_set(base, other):
+    if base is not other or (numbers is None and others is None):
         return None
     trained = np.arange(len(base)) if numbers is None else numbers
     measured = np.arange(len(base)) if others is None else others
@@ -156,16 +152,6 @@ def _base_of(dataset: Any) -> tuple[Any, NDArray[np.int64] | None]:
         numbers = own if numbers is None else own[numbers]
         dataset = dataset.dataset
     return dataset, numbers
-
-
-def _are_one_set(base: Any, other: Any) -> bool:
-    if type(base) is not type(other) or len(base) != len(other):
-        return False
-    reader, other_reader = _Reader(base), _Reader(other)
-    indices = spread(len(base), _BASE_SAMPLES)
-    digests = [reader.digest(index) for index in indices]
-    is_varied = len(set(digests)) > len(indices) // 2 and not reader.unseen
-    return is_varied and digests == [other_reader.digest(index) for index in indices]
 
 
 def _by_content(training: Any, evaluation: Any, limit_s: float) -> Overlap:
@@ -236,11 +222,7 @@ def _scattered(length: int, most: int) -> Iterator[int]:
 
 
 class _Reader:
-    """Reads samples of a dataset, each under the same random state.
-
-    Attributes:
-        unseen: Classes of objects in the samples that cannot be looked into.
-    """
+    """Reads samples of a dataset, each under the same random state."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset, self._many = dataset, getattr(dataset, "__getitems__", None)

@@ -86,7 +86,6 @@ class ShardLoader:
     """Reads this rank's part of every global batch: samples of its own data shards.
 
     Args:
-        micro_batch_size: Most samples in one forward, None for all of a rank's part at once.
         num_workers: Loader processes, each of which reads whole shards; 0 reads in this process.
         virtual_shards: Virtual shards per batch, with exact consistency: each is a micro-batch from its own data shards.
 

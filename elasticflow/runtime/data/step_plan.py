@@ -61,7 +61,6 @@ class StepPlan:
     """The steps of one rank.
 
     Args:
-        micro_batch_size: Most samples in one forward, None for all of a rank's part at once.
         virtual_shards: Virtual shards per batch; None: each rank's part is cut into micro-batches.
     """
 

@@ -258,3 +258,30 @@ def _require_fitting(batches: list[Any]) -> None:
     if odd is not None:
         what = f"{notes.form(first)} of one batch and {notes.form(odd)} of another"
         raise ValueError(f"{what} cannot be put one behind the other")
+
+
+@contextmanager
+def hearing(model: nn.Module) -> Iterator[Callable[[], Any]]:
+    """Context with a function that returns the outputs of the last call of *model*, and forgets them.
+
+    Raises:
+        MetricError: by that function: the model was not called since the last look.
+    """
+    heard: list[Any] = []
+
+    def hear(_model: nn.Module, _args: Any, outputs: Any) -> None:
+        heard[:] = [outputs]
+
+    def outputs() -> Any:
+        if not heard:
+            raise MetricError(
+                "a metric is called with the model's outputs, and the training step does not call the model itself",
+                "let the step call model(...), or name a function of (model, batch)",
+            )
+        return heard.pop()
+
+    handle = model.register_forward_hook(hear)
+    try:
+        yield outputs
+    finally:
+        handle.remove()

@@ -24,11 +24,7 @@ _BOUND_ANEW = "made anew after run.keep"
 
 
 class _Other(NamedTuple):
-    """A step of an optimizer that was not kept.
-
-    Attributes:
-        is_alike: The shapes of its parameters are the same as those of a kept optimizer.
-    """
+    """A step of an optimizer that was not kept."""
 
     kind: str
     moves_model: bool

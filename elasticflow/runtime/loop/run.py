@@ -237,13 +237,7 @@ class Run:
                 between ranks, or the loop over this data has ended.
             LoopDriftError: an argument differs from the snapshot's, so that resuming would be another run.
         """
-        given: dict[str, Any] = {
-            "size": size,
-            "epochs": epochs,
-            "steps": steps,
-            "tail": tail,
-            "shards": shards,
-        }
+        given = {"size": size, "epochs": epochs, "steps": steps, "tail": tail, "shards": shards}
         options = {"num_workers": num_workers, "collate": collate}
         return self._loop.batches(
             dataset,

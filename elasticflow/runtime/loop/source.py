@@ -34,7 +34,6 @@ class Source:
     """The data of a loop. Collective: every rank makes one.
 
     Args:
-        micro_batch_size: Most samples that `Run.gradients` gives its function at once.
         length: Either `epochs` or `steps`, and `tail`.
 
     Attributes:

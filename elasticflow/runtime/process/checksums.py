@@ -124,11 +124,7 @@ class StartedSums:
 
 
 class _Cut(NamedTuple):
-    """A tensor's bytes in pieces.
-
-    Attributes:
-        medium: The words of a tensor that is neither large nor small.
-    """
+    """A tensor's bytes in pieces."""
 
     parts: Tensor | None
     medium: Tensor | None

@@ -184,9 +184,6 @@ def require_one_type(identity: Identity, store: Store, device: torch.device, lim
 
     A group with one backend on some ranks and another on the others would hang, or fail without naming the cause.
 
-    Args:
-        store: Keys that all ranks of this group, and no others, use.
-
     Raises:
         DeviceError: the types differ; the message names the ranks, and every rank raises it. Ranks that have rank 0's type,
             which is the launch's, raise `OtherDeviceError`, and later than the others, whose nodes are to blame.

@@ -174,12 +174,7 @@ def put_back() -> Iterator[None]:
 
 
 class _Generator:
-    """One of the generators that are seeded by key.
-
-    Attributes:
-        word: Memory of the generator that changes with each draw.
-        rests: Value of the word in the resting state.
-    """
+    """One of the generators that are seeded by key."""
 
     __slots__ = ("rests", "seed", "word")
 

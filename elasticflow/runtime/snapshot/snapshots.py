@@ -21,11 +21,10 @@ from elasticflow.runtime.process import devices, environment
 from elasticflow.runtime.process.context import Restored
 from elasticflow.runtime.process.stopping import Leaving
 from elasticflow.runtime.snapshot import memory_tier, restore, writer_connection
-from elasticflow.runtime.snapshot.captured import CaptureCheck
 from elasticflow.runtime.snapshot.memory_tier import MemoryTier
 from elasticflow.runtime.snapshot.metadata import FROZEN, RESTING, SnapshotMetadata, StateRecord
 from elasticflow.runtime.snapshot.rank_shard import ShardPlanner
-from elasticflow.runtime.snapshot.replicas import ReplicaCheck, flip
+from elasticflow.runtime.snapshot.replicas import CaptureCheck, ReplicaCheck, flip
 from elasticflow.runtime.snapshot.restored_state import RestoredState
 from elasticflow.runtime.snapshot.staging_copy import copier_for
 from elasticflow.runtime.snapshot.trajectory import TrajectoryRecorder
@@ -336,7 +335,6 @@ class Snapshots:
         """Return the number of next steps, up to *most*, after which `after_step` only logs finished snapshots.
 
         Args:
-            position: Position after the last step, for which `after_step` was called.
             most: Largest number to return; no step within it ends an epoch.
         """
         is_busy = self._replica_check.is_pending or self._capture_check.is_pending or self._copier.is_copying

@@ -34,9 +34,6 @@ class TrajectoryRecorder:
     """Writes a line for the initial state of a generation, and a line after each step.
 
     Of the ranks that hold the same shard of the model the first one records it.
-
-    Args:
-        is_exact: Every world size computes the same bits, which is recorded.
     """
 
     def __init__(

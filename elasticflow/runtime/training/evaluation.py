@@ -25,13 +25,13 @@ from elasticflow.runtime.data.order.permutation import Permutation
 from elasticflow.runtime.data.sample_reader import EVALUATION, SampleReader
 from elasticflow.runtime.evaluation.metric import (
     OverSet,
+    hearing,
     metric_of,
     noting_arguments,
     number,
     of_loss,
     outputs_and_targets,
 )
-from elasticflow.runtime.evaluation.recorder import hearing
 from elasticflow.runtime.evaluation.whole_set import OfBatch, WholeSet
 from elasticflow.runtime.measuring.marks import mark
 from elasticflow.runtime.process import random_streams
@@ -90,7 +90,6 @@ class Evaluation:
         stop_when: Ends training by the metrics, where this is the only set.
 
     Attributes:
-        weights: Weights whose metrics come first.
         best: Best value so far of the metric that *best* names.
         due: The intervals at which the set is measured.
     """

@@ -49,9 +49,7 @@ class ReplicatedStep(ABC):
         model: On its device; every rank has rank 0's weights afterwards.
         training_step: Called with the bare model and a part of the batch; returns what `parse_loss` takes.
         parts: Number of parts, over all ranks, in whose order scalars are added up.
-        precision: fp32, bf16 or fp16 (autocast).
         on_nonfinite: "stop" at a loss that is not finite, or "skip" the step.
-        scaler: Gradient scaler for fp16.
 
     Attributes:
         is_exact: Steps have the same bits at every world size.

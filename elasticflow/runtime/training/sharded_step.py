@@ -194,10 +194,10 @@ class ShardedStep(ReplicatedStep):
                     self._training_step(self._model, self._spare)
                 except StopTraining as stop:
                     if not calls.has_begun:
-                        raise _stopped_at_once() from stop
+                        raise _stopped() from stop
                     # After the model has returned the request is that of the rank whose samples these are.
         if calls.is_within or not calls.made:
-            raise _stopped_within()
+            raise _stopped()
         if not calls.outputs:
             raise StateError(
                 "the model returned no tensor that can be differentiated, in a forward that counts nothing",
@@ -261,16 +261,10 @@ class ShardedStep(ReplicatedStep):
         ]
 
 
-def _stopped_within() -> StateError:
+def _stopped() -> StateError:
     return StateError(
-        "StopTraining was raised in the midst of a forward of a sharded model, for whose other blocks the other ranks wait",
-        "raise StopTraining before the model is called, or after it has returned",
-    )
-
-
-def _stopped_at_once() -> StateError:
-    return StateError(
-        "StopTraining was raised before this process called a sharded model for the first time, and the other ranks wait for that call",
+        "StopTraining was raised in the midst of a forward of a sharded model, or before this process called it for the first time, and "
+        "the other ranks wait for that forward",
         "raise StopTraining after the model has returned, or call run.stop(reason) before run.gradients",
     )
 
@@ -285,7 +279,6 @@ class _Calls:
 
     Attributes:
         known: Arguments of each call of the model in the last round of this rank's own; None before the first one.
-        made: Calls of the model that have returned in this round.
         is_within: A call of the model has begun and did not return.
         outputs: Differentiable tensors that the calls of this round returned.
     """

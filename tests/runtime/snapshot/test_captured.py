@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import SGD
 
 from elasticflow.runtime.snapshot import captured
-from elasticflow.runtime.snapshot.captured import CaptureCheck
+from elasticflow.runtime.snapshot.replicas import CaptureCheck
 from elasticflow.runtime.state.state import State
 
 if TYPE_CHECKING:
