@@ -3,8 +3,8 @@
 A snapshot holds the state after whole steps. So a pass that moved the optimizer has to end with `Run.step`, a pass that
 only accumulated gradients belongs to the step in which the optimizer moves, and a pass that moved nothing can be left out.
 
-No snapshot holds gradients. So an optimizer's move by those of a step that is over is refused: what one optimizer adds up over four
-passes while another one moves in each, and gradients that no `zero_grad` removed. Gradients may also be removed before use: a GAN's
+No snapshot holds gradients. So an optimizer's move by those of a step that is over is refused: one optimizer adds up over four
+passes while another one moves in each, or no `zero_grad` removed the gradients. Gradients may also be removed before use: a GAN's
 generator leaves some in the discriminator. So nothing is refused before an optimizer moves.
 """
 

@@ -182,7 +182,7 @@ def _takes_none(groups: Sequence[Group], number: int, model: nn.Module) -> JobKe
         taken = ", ".join(f"{count} by groups[{each}]" for each, count in sorted(earlier.items()))
         message = f"{where}: what it selects is taken before it ({taken})"
         return JobKeyError(key, message, "the first group that fits counts: put it first")
-    # Of names that differ in numbers only, the first.
+    # The first of names that differ in numbers only.
     by_form = {re.sub(r"\d+", "0", name): name for name in reversed(parameters)}
     texts = [re.sub(r"\[.*?\]|[*?]", "", glob).strip(".") for glob in _several(group.match)] or [""]
     near = sorted(

@@ -1,4 +1,4 @@
-"""How a forward runs: by autocast to bf16 or fp16, and in evaluation mode, whose modules all get their own mode back."""
+"""Forwards by autocast to bf16 or fp16, and in evaluation mode, after which each module has its own mode again."""
 
 from __future__ import annotations
 
