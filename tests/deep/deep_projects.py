@@ -297,7 +297,7 @@ PROJECTS = {
         "    def __init__(self, width):\n", "    def __init__(self, width):\n        width = width.number\n", ("EF502", "args = { width", "building the model raises AttributeError: 'dict' object has no attribute 'number'"), job=("width = 8", "width = { number = 8 }")
     ),
     "optimizer_raises": Project("lr = 0.001", "lr = -1.0", ("EF502", "args = { lr = -1.0 }", "building the optimizer raises ValueError: Invalid learning rate")),
-    "group_of_nothing": Project("args = { lr = 0.001 }\n", 'args = { lr = 0.001 }\ngroups = [{ ndim = 1 }, { match = "*.biass" }]\n', ("EF502", "groups = [", 'optimizer.groups[1].match: no parameter of the Net has a name like "*.biass"')),
+    "group_of_nothing": Project("args = { lr = 0.001 }\n", 'args = { lr = 0.001 }\ngroups = [{ ndim = 1 }, { match = "*.biass" }]\n', ("EF502", "groups = [", "optimizer.groups[1] takes no parameter: none of the Net is *.biass")),
     "group_with_an_option_of_nothing": Project(
         "def digits():\n", "def adam(parameters, lr):\n    return torch.optim.AdamW(parameters, lr=lr)\n\n\ndef digits():\n",
         ("EF503", "groups = [", "optimizer.groups[0].args.weigth_decay: AdamW has no option `weigth_decay`"),

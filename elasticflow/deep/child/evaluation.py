@@ -10,16 +10,16 @@ import torch
 
 from elasticflow.deep.child.report import BrokenError
 from elasticflow.deep.child.run import CPU
+from elasticflow.runtime.data.packing import packed, unpacked
 from elasticflow.runtime.evaluation.metric import (
     OverSet,
+    hearing,
     metric_of,
     noting_arguments,
     number,
     of_loss,
     outputs_and_targets,
 )
-from elasticflow.runtime.evaluation.packing import packed, unpacked
-from elasticflow.runtime.evaluation.recorder import Listener
 from elasticflow.runtime.training.precision import autocast
 
 if TYPE_CHECKING:
@@ -72,11 +72,11 @@ def _outputs(code: EntryPoint, model: nn.Module, table: DataTable, batch: Any) -
         if code.has_loss:
             return model(batch[0]), batch[1]
         is_step = not code.moves_optimizers
-        with Listener(model) if is_step else nullcontext() as listener:
-            if listener is None:
+        with hearing(model) if is_step else nullcontext() as heard:
+            if heard is None:
                 return model, batch
             code["training_step"](model, batch)
-            return listener.outputs(), batch
+            return heard(), batch
 
 
 def _value(name: str, metric: Metric, outputs: Any, given: tuple[Any, Any] | None) -> float:

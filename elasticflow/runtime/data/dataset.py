@@ -122,7 +122,6 @@ def checked_length(dataset: Any, name: str, samples: int | None, given_to: str |
     """Return the length of a map-style dataset.
 
     Args:
-        name: `train`, or a key of the job file.
         given_to: The call that a script passed it to, such as `run.batches`; None: the job file's factory returned it.
 
     Raises:

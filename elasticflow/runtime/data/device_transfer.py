@@ -30,11 +30,7 @@ def transfer_to(device: torch.device) -> Transfer:
 
 
 class Transfer:
-    """Leaves batches where they are: in the CPU's own memory.
-
-    Attributes:
-        pins_memory: Loader processes deliver batches in page-locked memory.
-    """
+    """Leaves batches where they are: in the CPU's own memory."""
 
     pins_memory = False
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import random
 import time
 from collections.abc import Mapping
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,9 +17,7 @@ from elasticflow.runtime.data.walk import Content, marks_of
 from elasticflow.runtime.process import random_streams
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-T = TypeVar("T")
+    from collections.abc import Sequence
 
 _PROBES = 16  # samples whose content goes into a fingerprint
 _PROBES_IN_MEMORY = 256  # of a list, which gives a sample in no time
@@ -143,17 +140,6 @@ def combined(sizes: Sequence[int], looks: Sequence[Look]) -> Look:
     return Look("", "", "", tuple(unseen), varying, tuple(zip(sizes, looks, strict=True)))
 
 
-def without_trace(read: Callable[[], T]) -> T:
-    """Return the result of *read*; random, numpy and torch on the CPU draw afterwards as if it had not been."""
-    python, numeric, tensor = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-    try:
-        return read()
-    finally:
-        random.setstate(python)
-        np.random.set_state(numeric)  # noqa: NPY002  # the global generator is what datasets draw from
-        torch.set_rng_state(tensor)
-
-
 class _Reading(NamedTuple):
     """Samples read once.
 
@@ -202,7 +188,8 @@ class _Probe:
 
 
 def _of_samples(dataset: Any, most: int, limit_s: float | None = None) -> Look:
-    return without_trace(lambda: _of_readings(dataset, spread(len(dataset), most), limit_s))
+    with random_streams.put_back():
+        return _of_readings(dataset, spread(len(dataset), most), limit_s)
 
 
 def _of_readings(dataset: Any, indices: list[int], limit_s: float | None) -> Look:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from elasticflow.runtime.process.random_streams import Held
+from elasticflow.runtime.process.random_streams import GENERATORS, Held
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 LIBRARIES = {"albumentations": "1.4.24, 2.0.8", "imgaug": "0.4.0"}
 """Libraries whose generators are seeded for each sample, by module, with the versions that it was tried with."""
 
-_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 _DATA = (str, bytes, bytearray, int, float, complex, np.ndarray, np.generic, torch.Tensor, type, ModuleType)
 # Transforms are near the dataset, and among the first items of what holds them.
 _MOST_OBJECTS, _MOST_ITEMS = 5_000, 100
@@ -57,7 +56,7 @@ def held_by(*roots: Any) -> list[Held]:
             continue
         seen.add(id(thing))
         kept.append(thing)
-        if isinstance(thing, _GENERATORS):
+        if isinstance(thing, GENERATORS):
             found.append(Held(path, thing, is_of_library))
             continue
         is_container = isinstance(thing, dict | list | tuple | deque)

@@ -108,12 +108,7 @@ class IndexLoader:
     """Reads this rank's part of every global batch.
 
     Args:
-        dataset: Result of `open_dataset`, or a dataset made from it.
-        micro_batch_size: Most samples in one forward, None for all of a rank's part at once.
-        num_workers: Loader processes; 0 reads in this process.
-        collate: Function that makes a batch of a list of samples. None: torch's default_collate.
         virtual_shards: Virtual shards of each batch, read one by one; None: micro-batches.
-        seed: Seed of the random streams; None: the worker's.
     """
 
     def __init__(

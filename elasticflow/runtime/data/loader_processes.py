@@ -78,7 +78,6 @@ class LoaderProcesses:
     """Yields the batches of *reads* in their order, read by processes of its own.
 
     Args:
-        dataset: Name of the dataset in error messages.
         reads: The reads in order; some batches ahead of those yielded are requested.
         wait: Called while a batch is long in coming, and once it has come.
 

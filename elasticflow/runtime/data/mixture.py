@@ -33,11 +33,6 @@ class MixedDataset:
     Args:
         sets: At least one, in the order of the job file.
 
-    Attributes:
-        look: Fingerprints of the sets' samples, and the parts that vary.
-        fingerprint: Fingerprint of all sets together.
-        source: Origin of the sets, for the log.
-
     Raises:
         DatasetError: a set cannot be read by index, or has no samples.
     """

@@ -14,7 +14,6 @@ from torch.utils.data import Subset
 
 from elasticflow import events
 from elasticflow.runtime.data import held_generators
-from elasticflow.runtime.data.fingerprint import spread, without_trace
 from elasticflow.runtime.data.walk import digest_of
 from elasticflow.runtime.process import random_streams
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 RUN_LIMIT_S = 0.5  # the second step waits for it, once in a run's life
 _MOST = 256  # samples of the evaluation that are looked up
 _PART_FOR_EVALUATION = 0.4  # of the time: the rest is for the training data
-_BASE_SAMPLES = 8  # of what two subsets are of, to tell that it is one set
 _MOST_NUMBERS = 10_000_000  # of two subsets, compared number by number
 _LEAST_SHARE = 0.01  # of the evaluation: a twin in a hundred samples is in many a real data set
 _DEVIATIONS = 3.0  # that the share found lies above the share of twins in the training data
@@ -41,9 +39,7 @@ class Overlap(NamedTuple):
     """Result of the search.
 
     Attributes:
-        found: Samples of the evaluation that are in the training data.
         looked_up: Samples of the evaluation looked up, each content once.
-        samples: Training samples in all.
         pair: Numbers of one such sample in the evaluation and in the training data; None if there is none.
         doubt: Why there may be more than was found, or what was found may say nothing; empty if nothing speaks for it.
         is_natural: No more was found than training samples have twins among the rest of the training data.
@@ -86,15 +82,12 @@ def compare(training: Any, evaluation: Any, limit_s: float) -> Overlap:
     Raises:
         Exception: an exception of one of the datasets.
     """
-
-    def look() -> Overlap:
+    with random_streams.put_back():
         pair = _without_transforms(training), _without_transforms(evaluation)
         is_bare = pair[0] is not training or pair[1] is not evaluation
         if is_bare and not all(map(_can_be_read, pair)):
             pair = training, evaluation
         return _by_number(*pair) or _by_content(*pair, limit_s)
-
-    return without_trace(look)
 
 
 def warn(worker: Worker, training: Any, evaluation: Any) -> None:
@@ -114,9 +107,7 @@ def _by_number(training: Any, evaluation: Any) -> Overlap | None:
     if max(len(training), len(evaluation)) > _MOST_NUMBERS:
         return None
     (base, numbers), (other, others) = _base_of(training), _base_of(evaluation)
-    if numbers is None and others is None:
-        return None
-    if base is not other and not _are_one_set(base, other):
+    if base is not other or (numbers is None and others is None):
         return None
     trained = np.arange(len(base)) if numbers is None else numbers
     measured = np.arange(len(base)) if others is None else others
@@ -161,16 +152,6 @@ def _base_of(dataset: Any) -> tuple[Any, NDArray[np.int64] | None]:
         numbers = own if numbers is None else own[numbers]
         dataset = dataset.dataset
     return dataset, numbers
-
-
-def _are_one_set(base: Any, other: Any) -> bool:
-    if type(base) is not type(other) or len(base) != len(other):
-        return False
-    reader, other_reader = _Reader(base), _Reader(other)
-    indices = spread(len(base), _BASE_SAMPLES)
-    digests = [reader.digest(index) for index in indices]
-    is_varied = len(set(digests)) > len(indices) // 2 and not reader.unseen
-    return is_varied and digests == [other_reader.digest(index) for index in indices]
 
 
 def _by_content(training: Any, evaluation: Any, limit_s: float) -> Overlap:
@@ -221,11 +202,6 @@ def _are_twins(found: int, read: int, seen: Counter[bytes]) -> bool:
     A sample from where the training data is from has one there about as often as one of the training samples has one
     among the others; by how much the two shares differ by chance is Esty's variance of that estimate (Good and Turing's)
     and the evaluation's own.
-
-    Args:
-        found: Samples of the evaluation that are in the training data, of the *read* ones.
-        read: Samples of the evaluation that were read, at least 1.
-        seen: How often each content is in the training data, as far as it was read.
     """
     samples = seen.total()
     share = sum(count for count in seen.values() if count > 1) / samples
@@ -246,12 +222,7 @@ def _scattered(length: int, most: int) -> Iterator[int]:
 
 
 class _Reader:
-    """Reads samples of a dataset, each under the same random state.
-
-    Attributes:
-        draws: Some sample drew random numbers.
-        unseen: Classes of objects in the samples that cannot be looked into.
-    """
+    """Reads samples of a dataset, each under the same random state."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset, self._many = dataset, getattr(dataset, "__getitems__", None)

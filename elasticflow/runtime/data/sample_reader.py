@@ -47,8 +47,6 @@ class SampleReader:
 
     Args:
         dataset: The dataset. If it has `__getitems__`, many samples are read at once, unless it draws.
-        collate: Function that makes a batch of a list of samples. None: torch's default_collate.
-        use: Use of the dataset: training or evaluation.
         generators: This process's; None: the process that reads first makes its own.
         has_repeats: A sample may come several times in an epoch, and is to be read differently each time.
 

@@ -41,7 +41,6 @@ class DataShards(NamedTuple):
 
     Attributes:
         build: Function of `shard` and `shards` that returns an iterable of the shard's samples in order.
-        first: Iterable of shard 0, unread.
     """
 
     build: Callable[..., Any]
@@ -87,9 +86,7 @@ class ShardLoader:
     """Reads this rank's part of every global batch: samples of its own data shards.
 
     Args:
-        micro_batch_size: Most samples in one forward, None for all of a rank's part at once.
         num_workers: Loader processes, each of which reads whole shards; 0 reads in this process.
-        collate: Function that makes a batch of a list of samples. None: torch's default_collate.
         virtual_shards: Virtual shards per batch, with exact consistency: each is a micro-batch from its own data shards.
 
     Raises:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import io
-import pickle
 import time
 from itertools import count, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-
 from elasticflow.errors import DatasetError
 from elasticflow.runtime.data.loader_processes import LoaderProcesses
+from elasticflow.runtime.data.packing import packed, unpacked
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.process.torch_private import forget_loader_process
 
@@ -47,8 +44,6 @@ class ShardReader:
 
     Args:
         build: Function of `shard` and `shards`, called at the beginning of each epoch; returns the shard's samples.
-        size: Samples of a chunk.
-        epochs: Passes over the data, None: without end.
     """
 
     def __init__(
@@ -156,7 +151,7 @@ def _set_epoch(samples: Any, epoch: int) -> None:
 def read_ahead(chunks: Iterator[Chunk], shard: Any, wait: LeaveWhileWaiting) -> Iterator[Chunk]:
     """Return *chunks* as a process of its own reads them, which starts now; errors name the class of *shard*."""
     reader: Any = _ChunkReader(chunks)
-    return map(pickle.loads, LoaderProcesses(reader, shard, repeat((0, [])), 1, pins_memory=False, wait=wait))
+    return map(unpacked, LoaderProcesses(reader, shard, repeat((0, [])), 1, pins_memory=False, wait=wait))
 
 
 class _ChunkReader:
@@ -173,20 +168,4 @@ class _ChunkReader:
         forget_loader_process()
 
     def read(self, _place: int, _indices: list[int]) -> bytes:
-        packed = io.BytesIO()
-        _Pickler(packed, protocol=5).dump(next(self._chunks, None))  # past the end no one waits for it
-        return packed.getvalue()
-
-
-class _Pickler(pickle.Pickler):
-    """Packs a tensor's own elements: as torch does it, a row of a large table would take the table along."""
-
-    def reducer_override(self, value: Any) -> Any:
-        if type(value) is not torch.Tensor or value.layout is not torch.strided or value.device.type != "cpu":
-            return NotImplemented
-        flat = value.detach().contiguous().reshape(-1).view(torch.uint8)
-        return _unpacked, (flat.numpy(), value.dtype, value.shape)
-
-
-def _unpacked(flat: Any, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
-    return torch.from_numpy(flat).view(dtype).reshape(shape)
+        return bytes(packed(next(self._chunks, None), keeps_classes=True))  # past the end no one waits for it

@@ -104,9 +104,7 @@ class ShardSchedule:
         """Return the position after the step that follows *position*, and have *supply* take the step's samples.
 
         Args:
-            position: Not the end.
             live: Which shards continue, as far as is known; those that end in this step are struck out.
-            supply: Supply of the epoch of *position*.
             is_plenty: All shards have what `wanted` says.
 
         Raises:

@@ -35,7 +35,6 @@ class PlannedStep(NamedTuple):
     """One step, as far as one rank takes part.
 
     Attributes:
-        reads: For each micro-batch, what is read.
         model_keys: For each micro-batch, the seed under which the model runs.
     """
 
@@ -51,8 +50,6 @@ class Piece(NamedTuple):
     Attributes:
         key: Key of the model's random streams, besides seed and step: rank and micro-batch, or the virtual
             shard.
-        low: First sample of the piece, counted from the batch's first.
-        high: End of the piece, exclusive.
     """
 
     key: tuple[int, int]
@@ -64,8 +61,6 @@ class StepPlan:
     """The steps of one rank.
 
     Args:
-        micro_batch_size: Most samples in one forward, None for all of a rank's part at once.
-        layout: The ranks that share a batch, and this rank's place among them.
         virtual_shards: Virtual shards per batch; None: each rank's part is cut into micro-batches.
     """
 

@@ -31,7 +31,6 @@ class Metric:
 
     Attributes:
         entry: A function, or a class whose objects have update(outputs, targets) and compute().
-        args: Further arguments, by name.
         over: Argument of the function: a batch (its value is a mean over the batch), the set (outputs and targets
             of all its samples, in their order), or the loss (the mean over the whole set). None: a batch.
         outputs: The key, attribute or place in what the model returns that is meant; None: all of it.
@@ -143,8 +142,6 @@ class OverSet:
     """One metric over the whole set, on rank 0: takes in every batch in the order of the samples.
 
     Args:
-        metric: Entry of `evaluation.metrics`.
-        samples: That will come.
         is_first: This is rank 0; on others no object is made.
     """
 
@@ -261,3 +258,30 @@ def _require_fitting(batches: list[Any]) -> None:
     if odd is not None:
         what = f"{notes.form(first)} of one batch and {notes.form(odd)} of another"
         raise ValueError(f"{what} cannot be put one behind the other")
+
+
+@contextmanager
+def hearing(model: nn.Module) -> Iterator[Callable[[], Any]]:
+    """Context with a function that returns the outputs of the last call of *model*, and forgets them.
+
+    Raises:
+        MetricError: by that function: the model was not called since the last look.
+    """
+    heard: list[Any] = []
+
+    def hear(_model: nn.Module, _args: Any, outputs: Any) -> None:
+        heard[:] = [outputs]
+
+    def outputs() -> Any:
+        if not heard:
+            raise MetricError(
+                "a metric is called with the model's outputs, and the training step does not call the model itself",
+                "let the step call model(...), or name a function of (model, batch)",
+            )
+        return heard.pop()
+
+    handle = model.register_forward_hook(hear)
+    try:
+        yield outputs
+    finally:
+        handle.remove()

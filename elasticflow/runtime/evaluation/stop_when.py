@@ -18,7 +18,6 @@ class StopWhen:
         metric: As evaluation lines have it: `loss`, `val.loss`.
         better: Whether a smaller or a larger value is better; of a bound, on which side of it training ends.
         evaluations: Evaluations in a row that were not better than the best one before them; or
-        bound: Threshold of the metric.
         by: Better means by more than this.
     """
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from elasticflow.errors import MetricError, StateError, StopTraining
 from elasticflow.runtime.data import notes
-from elasticflow.runtime.evaluation.packing import packed, unpacked
+from elasticflow.runtime.data.packing import packed, unpacked
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.process.position import even_split
 from elasticflow.runtime.process.votes import LEAVE
@@ -32,7 +32,6 @@ class OfBatch(NamedTuple):
     """Outputs of one batch.
 
     Attributes:
-        numbers: To be added up.
         handed_over: For each metric over the whole set, what it is called with: outputs and targets.
     """
 
@@ -83,9 +82,6 @@ class WholeSet:
         """Return the sums over the set, added batch by batch, and the metrics' values: the same bits at every world size.
 
         None, on every rank, if StopTraining was raised on some rank, or some rank was asked to exit. Collective: every rank.
-
-        Args:
-            measure: Called with the number of a batch.
 
         Raises:
             MetricError: what a metric is called with cannot be brought to rank 0.
@@ -209,7 +205,6 @@ def hand_over(worker: Worker, mine: memoryview | None, take: Callable[[int, memo
 
     Args:
         mine: This rank's bytes; empty: it has none in this round; None: it was cut short, and no rank continues.
-        take: Called on rank 0 with the measurements.
 
     Returns:
         False if some rank was cut short: nothing was handed over.

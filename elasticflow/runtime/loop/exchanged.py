@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 from torch.nn.parallel import DistributedDataParallel
 
 from elasticflow.runtime.loop.kept import bare
-from elasticflow.runtime.loop.living_objects import living
 from elasticflow.runtime.process.sharded_tensors import is_over_all_ranks
+from elasticflow.runtime.snapshot.reachable import living
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
-
-    from torch import nn
 
     from elasticflow.runtime.state.state import State
 
@@ -23,7 +21,6 @@ def not_exchanged(state: State, wrapped: AbstractSet[int], *, is_first: bool) ->
 
     Args:
         wrapped: `id` of the parameters that were trained when `Run.wrap` was called.
-        is_first: This is the first step of this start.
     """
     trained = {name: p for name, p in state.model.named_parameters() if p.requires_grad}
     if state.is_sharded:
@@ -34,13 +31,10 @@ def not_exchanged(state: State, wrapped: AbstractSet[int], *, is_first: bool) ->
     left_out = [name for name, parameter in trained.items() if id(parameter) not in wrapped]
     if left_out and len(left_out) < len(trained):
         return f"{left_out[0]} was frozen when run.wrap was called, so its gradients are not exchanged"
-    if left_out and not _is_wrapped(state.model):
+    wrappers = living(DistributedDataParallel) if left_out else []
+    if left_out and not any(bare(each) is state.model or state.model in each.modules() for each in wrappers):
         return "nothing exchanged their gradients"
-    frozen = [
-        name
-        for name, parameter in state.model.named_parameters()
-        if id(parameter) in wrapped and not parameter.requires_grad
-    ]
+    frozen = [n for n, p in state.model.named_parameters() if id(p) in wrapped and not p.requires_grad]
     if frozen:
         return (
             f"{frozen[0]} was frozen after run.wrap was called, and DistributedDataParallel exchanges no gradient before it has "
@@ -55,14 +49,6 @@ def not_exchanged(state: State, wrapped: AbstractSet[int], *, is_first: bool) ->
     )
 
 
-def _is_wrapped(model: nn.Module) -> bool:
-    """Return True if the script has wrapped *model* in DistributedDataParallel itself; as slow as `living`."""
-    wrappers = living(DistributedDataParallel)
-    return any(bare(wrapper) is model or model in wrapper.modules() for wrapper in wrappers)
-
-
 def wrapped_parameters() -> set[int]:
     """Return `id` of the parameters whose gradients DistributedDataParallel exchanges; as slow as `living`."""
-    return {
-        id(parameter) for wrapper in living(DistributedDataParallel) for parameter in wrapper.parameters()
-    }
+    return {id(each) for wrapper in living(DistributedDataParallel) for each in wrapper.parameters()}

@@ -96,11 +96,7 @@ class LoopStep:
 
     Args:
         how: Options of the gradients. None: the script exchanges gradients itself.
-        parts: Arguments of `State`.
         virtual_shards: Parts of a batch as `Run.batches` cuts it for workers that share a model.
-
-    Attributes:
-        is_exact: Steps have the same bits at every world size.
     """
 
     def __init__(
@@ -133,8 +129,6 @@ class LoopStep:
         """Compute the gradients of a global batch by calls of *fn* for its parts; return the mean loss. Collective: every rank.
 
         Args:
-            fn: As for `Run.gradients`.
-            part: This rank's part of the batch.
             virtual_shards: Parts of the batch as `Run.batches` has cut it.
 
         Raises:
@@ -189,7 +183,7 @@ class LoopStep:
             )
         if how.virtual_shards is not None:
             return ExactStep(worker, model, self._of_part, virtual_shards=how.virtual_shards, **common)
-        return DDPStep(worker, model, self._of_part, ddp=dict(how.ddp), **common)
+        return DDPStep(worker, model, self._of_part, ddp=how.ddp, **common)
 
     def _of_part(self, model: Any, data: Any, made: Any = None) -> Any:
         del model, made  # the script's function has them

@@ -1,33 +1,33 @@
 """Calls the job's hooks isolated from training, which continues as if no hook had been called.
 
 A hook's random draws follow from the seed, its name, step and rank; the generators and the modes of the model's modules are
-restored afterwards. A hook that still changes trained state is an error (`unchanged.py`).
+restored afterwards. A hook that still changes trained state is an error.
+
+Every tensor that PyTorch changes counts its changes: looking at the counts takes a microsecond a tensor, so it is always
+done. What is changed behind them (through `.data`, or numpy) shows in sums over the bytes only, which read the whole model
+twice: at a hook's first call in a process, and with `train.consistency = "exact"`, which promises the bits, at each.
 """
 
 from __future__ import annotations
 
-import random
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
+from torch import Tensor, nn
 
-from elasticflow.errors import StopTraining
-from elasticflow.runtime.loop.context import HookContext
-from elasticflow.runtime.loop.point_writer import PointWriter
-from elasticflow.runtime.loop.unchanged import Unchanged
+from elasticflow.errors import HookError, StopTraining
+from elasticflow.runtime.loop.context import HookContext, PointWriter
 from elasticflow.runtime.measuring.marks import mark
-from elasticflow.runtime.process import random_streams, stopping
-from elasticflow.runtime.process.sharded_tensors import sharded_modules
-from elasticflow.runtime.training.modes import evaluating
-from elasticflow.runtime.training.precision import autocast
+from elasticflow.runtime.process import checksums, random_streams, stopping
+from elasticflow.runtime.process.sharded_tensors import local_of, reshard, sharded_modules
+from elasticflow.runtime.process.torch_private import version_of
+from elasticflow.runtime.training.precision import autocast, evaluating
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from torch import nn
     from torch.optim.swa_utils import AveragedModel
 
     from elasticflow.runtime.process.context import Worker
@@ -46,7 +46,6 @@ class Hook(NamedTuple):
     """A function of the job, and when and where it is called.
 
     Attributes:
-        call: Called with a `HookContext`.
         entry: Entry point, as the job file gives it.
         every: Interval of `on_step` in steps.
         all_ranks: Every rank calls the hook, not rank 0 alone.
@@ -62,8 +61,6 @@ class Hooks:
     """The hooks of a job. Every rank makes one, and calls it at the same steps.
 
     Args:
-        model: Bare.
-        hooks: By name, one of `NAMES`.
         precision: fp32, bf16 or fp16: hooks run under its autocast, as evaluations do.
         is_exact: Compare every bit of the model after each call, not only after the first call of each hook.
     """
@@ -172,18 +169,87 @@ def apart(model: nn.Module, average: nn.Module | None, device: torch.device, key
     Generators and modes are restored afterwards, whatever the code does.
     """
     watched = [module for module in (model, average) if module is not None]
-    state = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     of_device: Any = torch.get_device_module(device) if device.type != "cpu" else None
     on_device = None if of_device is None else of_device.get_rng_state(device)
-    random_streams.seed_all(key)
-    if of_device is not None:
-        of_device.manual_seed(key)
     try:
-        with evaluating(*watched), torch.no_grad():
+        with random_streams.put_back(), evaluating(*watched), torch.no_grad():
+            random_streams.seed_all(key)
+            if of_device is not None:
+                of_device.manual_seed(key)
             yield
     finally:
-        random.setstate(state[0])
-        np.random.set_state(state[1])  # noqa: NPY002
-        torch.set_rng_state(state[2])
         if of_device is not None:
             of_device.set_rng_state(on_device, device)
+
+
+REMEDY = "a hook looks at training: work on copy.deepcopy(context.model), or change it in model.step or the optimizer"
+
+
+class _Mark(NamedTuple):
+    tensor: Tensor  # held, so that its id is no other's
+    version: int
+    address: int
+    is_trained: bool
+
+
+class Unchanged:
+    """Detects changes of modules' parameters and buffers."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._modules, self._is_thorough = modules, False
+        self._marks: dict[str, _Mark] = {}
+        self._sums: dict[str, int] = {}
+
+    def begin(self, *, is_thorough: bool) -> None:
+        """Remember the current state; every bit of it if *is_thorough*."""
+        self._is_thorough = is_thorough
+        self._marks = self._look()
+        self._sums = self._summed()
+
+    def require(self, hook: str) -> None:
+        """Make sure that nothing has changed since `begin`.
+
+        Raises:
+            HookError: a tensor has changed; the message names it.
+        """
+        before, after = self._marks, self._look()
+        self._marks = {}
+        for name in {**before, **after}:
+            if name not in before or name not in after:
+                raise _changed(hook, f"{'took away' if name in before else 'added'} {name}")
+            was, now = before[name], after[name]
+            if was.tensor is not now.tensor or was.address != now.address:
+                raise _changed(hook, f"replaced {name}")
+            if was.is_trained != now.is_trained:
+                raise _changed(hook, f"{'thawed' if now.is_trained else 'froze'} {name}")
+            if was.version != now.version:
+                raise _changed(hook, f"changed {name}")
+        sums, self._sums = self._sums, {}
+        for name, value in self._summed().items():
+            if sums.get(name) != value:
+                raise _changed(hook, f"changed {name}")
+
+    def _look(self) -> dict[str, _Mark]:
+        """Return a mark of everything that a snapshot would hold of the modules."""
+        return {
+            name: _Mark(tensor, version_of(tensor), tensor.data_ptr(), tensor.requires_grad)
+            for name, tensor in self._tensors().items()
+        }
+
+    def _summed(self) -> dict[str, int]:
+        return checksums.sums_of(self._tensors()) if self._is_thorough else {}
+
+    def _tensors(self) -> dict[str, Tensor]:
+        for module in self._modules:
+            reshard(module)
+        words = ("", "the average's ")
+        return {
+            f"{word}{name}": local_of(tensor)
+            for word, module in zip(words, self._modules, strict=False)
+            for name, tensor in module.state_dict(keep_vars=True).items()
+            if isinstance(tensor, Tensor)
+        }
+
+
+def _changed(hook: str, what: str) -> HookError:
+    return HookError(f"{hook} {what}, which is trained, or part of a snapshot", REMEDY)

@@ -162,7 +162,6 @@ def join_job(
     Errors are those of `join`, but they do not end the process: `worker.program` handles them. Other arguments are as for `join`.
 
     Args:
-        digest: Digest of the resolved job file.
         snapshots: Settings of the snapshots; they include *every*, *keep* and *ignore* of `join`.
         shard: How workers share the model. None: each has a whole one.
         compare_replicas: Interval at which the ranks' replicas are compared bit for bit, such as "1000 steps". They are also

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
@@ -15,8 +13,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from elasticflow.errors import StateError
+from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.process.torch_private import COMPILED_MODEL
-from elasticflow.runtime.snapshot.reachable import GENERATORS
 from elasticflow.runtime.state.codec import Encoder
 from elasticflow.runtime.training import several_optimizers
 
@@ -48,10 +46,6 @@ _FABRIC_MODULE = "_FabricModule"
 class Value:
     """A plain value as a part of a snapshot: its state is the value itself.
 
-    Args:
-        name: For messages.
-        value: At the beginning of the run.
-
     Raises:
         StateError: a snapshot cannot hold the value; names the part of it.
     """
@@ -70,26 +64,14 @@ class Value:
 
 
 class Generator:
-    """A random generator as a part of a snapshot.
-
-    Args:
-        generator: Python's, NumPy's (old or new) or torch's.
-    """
+    """A random generator as a part of a snapshot."""
 
     def __init__(self, generator: Any) -> None:
         self.generator = generator
 
     def state_dict(self) -> Any:
         """Return the generator's state."""
-        match self.generator:
-            case torch.Generator():
-                return self.generator.get_state()
-            case random.Random():
-                return self.generator.getstate()
-            case np.random.RandomState():
-                return _without_arrays(self.generator.get_state(legacy=False))
-            case _:
-                return _without_arrays(self.generator.bit_generator.state)
+        return random_streams.state_of(self.generator)
 
     def load_state_dict(self, state: Any) -> None:
         """Resume from *state*.
@@ -97,16 +79,7 @@ class Generator:
         Raises:
             ValueError: it is the state of another kind of generator.
         """
-        match self.generator:
-            case torch.Generator():
-                self.generator.set_state(state.cpu())
-            case random.Random():
-                self.generator.setstate(state)
-            case np.random.RandomState():
-                self.generator.set_state(_with_arrays(state, self.generator.get_state(legacy=False)))
-            case _:
-                bits = self.generator.bit_generator
-                bits.state = _with_arrays(state, bits.state)
+        random_streams.set_state_of(self.generator, state)
 
 
 class KeptValues(MutableMapping[str, Any]):
@@ -335,7 +308,7 @@ def part_of(name: str, value: Any) -> Any:
     Raises:
         StateError: a list or a dict holds what a snapshot cannot hold.
     """
-    if isinstance(value, GENERATORS):
+    if isinstance(value, random_streams.GENERATORS):
         return Generator(value)
     is_plain = type(value) in _PLAIN or isinstance(value, nn.Parameter)
     return Value(name, value) if is_plain else value
@@ -378,20 +351,3 @@ def _restored(live: Any, saved: Any, taken: dict[int, Tensor]) -> Any:
         live.update(items)
         return live
     return saved
-
-
-def _without_arrays(state: Any) -> Any:
-    if isinstance(state, dict):
-        return {key: _without_arrays(item) for key, item in state.items()}
-    return state.tolist() if isinstance(state, np.ndarray | np.generic) else state
-
-
-def _with_arrays(state: Any, like: Any) -> Any:
-    """Return *state* with arrays where *like*, the state of such a generator, has them."""
-    if isinstance(like, dict):
-        if not isinstance(state, dict) or state.keys() != like.keys():
-            raise ValueError(f"the generator is a {like.get('bit_generator')} now")
-        return {key: _with_arrays(item, like[key]) for key, item in state.items()}
-    if isinstance(like, np.ndarray):
-        return np.asarray(state, dtype=like.dtype)
-    return state

@@ -63,11 +63,7 @@ _EQUALLY_OFTEN = (
 
 
 class Lockstep:
-    """Compares the next call of each rank. Every rank has one. Collective.
-
-    Args:
-        model: Sharded by `fully_shard`.
-    """
+    """Compares the next call of each rank. Every rank has one. Collective."""
 
     def __init__(self, worker: Worker, model: nn.Module) -> None:
         self._world_size, self._last, self._is_off = worker.world_size, Call.STEP, False

@@ -84,30 +84,19 @@ def next_stage(position: Position, number: int) -> Position:
 
 def within(position: Position) -> Position:
     """Return *position* counted from the beginning of its stage."""
-    if not position.stage:
-        return position
-    _, step, offset, epoch, samples = position.stage
-    return position._replace(
-        step=position.step - step,
-        offset=position.offset - offset,
-        epoch=position.epoch - epoch,
-        samples=position.samples - samples,
-        stage=(),
-    )
+    return _shifted(position, position.stage, -1)._replace(stage=()) if position.stage else position
 
 
 def overall(local: Position, stage: tuple[int, ...]) -> Position:
     """Return the position over all stages of *local*, which counts from the beginning of *stage*."""
-    if not stage:
-        return local
-    _, step, offset, epoch, samples = stage
-    return local._replace(
-        step=local.step + step,
-        offset=local.offset + offset,
-        epoch=local.epoch + epoch,
-        samples=local.samples + samples,
-        stage=stage,
-    )
+    return _shifted(local, stage, 1)._replace(stage=stage) if stage else local
+
+
+def _shifted(position: Position, stage: tuple[int, ...], sign: int) -> Position:
+    names = ("step", "offset", "epoch", "samples")
+    return position._replace(**{
+        name: getattr(position, name) + sign * before for name, before in zip(names, stage[1:], strict=True)
+    })  # fmt: skip
 
 
 def stage_seed(seed: int, stage: int) -> int:

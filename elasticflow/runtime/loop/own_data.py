@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from elasticflow.runtime.loop.living_objects import living
 from elasticflow.runtime.process import random_streams
+from elasticflow.runtime.snapshot.reachable import living
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,11 +36,7 @@ def seeds() -> list[str]:
 
 
 class OwnData:
-    """Seeds the generators for each pass, and warns of what a restart cannot repeat. Every rank has one.
-
-    Args:
-        warn: Warns of a text on rank 0.
-    """
+    """Seeds the generators for each pass, and warns of what a restart cannot repeat. Every rank has one."""
 
     def __init__(self, worker: Worker, warn: Callable[[str], None]) -> None:
         self._worker, self._warn = worker, warn

@@ -1,22 +1,29 @@
-"""One pass through the script's loop: its batch, the optimizers that moved in it, and whether it left the loop.
+"""One pass through the script's loop: its batch, the optimizers that moved in it, kept or not, and whether it left the loop.
 
 A snapshot holds the state after whole steps. So a pass that moved the optimizer has to end with `Run.step`, a pass that
 only accumulated gradients belongs to the step in which the optimizer moves, and a pass that moved nothing can be left out.
+
+No snapshot holds gradients. So an optimizer's move by those of a step that is over is refused: one optimizer adds up over four
+passes while another one moves in each, or no `zero_grad` removed the gradients. Gradients may also be removed before use: a GAN's
+generator leaves some in the discriminator. So nothing is refused before an optimizer moves.
 """
 
 from __future__ import annotations
 
-import gc
-import weakref
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from collections.abc import Mapping
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from torch import nn
 from torch.nn.utils.prune import is_pruned
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from elasticflow.errors import StateError
-from elasticflow.runtime.loop.carried_gradients import CarriedGradients, GradientsOfRun
 from elasticflow.runtime.loop.kept import is_scaler
-from elasticflow.runtime.loop.movers import Movers
+from elasticflow.runtime.process.sharded_tensors import is_sharded
 from elasticflow.runtime.process.torch_private import has_gathered_gradients, version_of
 from elasticflow.runtime.state.loading import prune_again
 from elasticflow.runtime.training.several_optimizers import parameters_of
@@ -25,7 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from torch import Tensor, nn
+    from torch import Tensor
+    from torch.utils.hooks import RemovableHandle
 
     from elasticflow.runtime.loop.batch import Batch
     from elasticflow.runtime.state.state import State
@@ -158,9 +166,6 @@ class Pass:
     def require_closed(self, step: int) -> None:
         """Make sure that the loop may end here: the open pass, if any, has moved nothing and is left out as a whole.
 
-        Args:
-            step: Number of the last finished step.
-
         Raises:
             StateError: the pass moved the optimizer or changed buffers without a call of `Run.step`, or the optimizer moved after
                 the loop.
@@ -224,17 +229,10 @@ class Batches:
 
     A `for` loop holds the only reference to its iterator, so that `break` ends that iterator at once: the run knows then
     that the loop was left.
-
-    Args:
-        begin: Makes the iterator.
-        check_count: Called with the number that `enumerate` gives the first batch, and that batch; None: not checked.
     """
 
-    def __init__(
-        self, begin: Callable[[], Iterator[Batch]], check_count: Callable[[int, Batch], None] | None = None
-    ) -> None:
+    def __init__(self, begin: Callable[[], Iterator[Batch]]) -> None:
         self._begin: Callable[[], Iterator[Batch]] | None = begin
-        self._check_count = check_count
         self._held: Iterator[Batch] | None = None
 
     def __iter__(self) -> Iterator[Batch]:
@@ -244,8 +242,7 @@ class Batches:
                 "a second loop over the same run.batches(...): its batches come once",
                 "keep everything in one loop; for epoch in run.epochs(n): for batch in run.batches(...) goes through epochs",
             )
-        iterator = begin()
-        return iterator if self._check_count is None else _watched_for_enumerate(iterator, self._check_count)
+        return begin()
 
     def __next__(self) -> Batch:
         if self._held is None:
@@ -253,24 +250,273 @@ class Batches:
         return next(self._held)
 
 
-def _watched_for_enumerate(iterator: Iterator[Batch], check: Callable[[int, Batch], None]) -> Iterator[Batch]:
-    """Return an iterator of the same batches; calls *check* with the first one and the number that `enumerate` gives it, if any."""
-    reference: list[weakref.ref[Any]] = []
-
-    def watched() -> Iterator[Batch]:
-        for batch in iterator:
-            _check_counts_of(reference.pop()(), batch, check)
-            yield batch
-            break
-        yield from iterator
-
-    returned = watched()
-    reference.append(weakref.ref(returned))
-    return returned
+# Moves of an optimizer in each launch that are looked at: a loop that carries gradients does so from the beginning.
+_MOVES = 3
 
 
-def _check_counts_of(iterator: Any, batch: Batch, check: Callable[[int, Batch], None]) -> None:
-    # In a function of its own: a reference to `enumerate` that lived on would keep it from ending with its loop.
-    for holder in gc.get_referrers(iterator):
-        if isinstance(holder, enumerate):
-            check(int(holder.__reduce__()[1][1]), batch)
+class GradientsOfRun:
+    """Adds up the gradients of `Run.gradients` until an optimizer uses them. Every rank."""
+
+    def __init__(self, optimizers: Mapping[str, Optimizer]) -> None:
+        self._optimizers = optimizers
+        # `id` of the parameters whose gradients no optimizer has used, and of those among them whose gradients are of a step that is over.
+        self._unused: set[int] = set()
+        self._carried: set[int] = set()
+        # `id` of the parameters whose gradients were added to used ones, or to those of a backward of the script.
+        self._mixed: set[int] = set()
+        self._looks_left = _MOVES
+        for name, optimizer in optimizers.items():
+            optimizer.register_step_pre_hook(partial(self._before_move, name))
+
+    def end_step(self) -> None:
+        """Note that `Run.step` has ended a step in which an optimizer moved."""
+        self._carried = set(self._unused)
+
+    @contextmanager
+    def adding(self) -> Iterator[None]:
+        """Within, gradients are made: they are added to those that no optimizer has used yet, as a backward does.
+
+        The code within does not see the earlier ones: it overwrites gradients, or divides them by the number of its own items. Others,
+        used ones and those of a backward of the script, are refused once an optimizer moves by them: a critic's may be removed before.
+        """
+        others = self._others()
+        left = [
+            (p, p.grad.detach().clone())
+            for p in parameters_of(self._optimizers.values())
+            if p.grad is not None and id(p) in self._unused
+        ]
+        if self._carried or self._mixed:
+            there = {id(parameter) for parameter, gradient in left if gradient.any()}
+            self._carried &= there
+            self._mixed &= there
+        for parameter, _ in (*left, *others):
+            parameter.grad = None
+        yield
+        for parameter, gradient in left:
+            parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)
+        self._unused = {id(p) for p in parameters_of(self._optimizers.values()) if p.grad is not None}
+        self._mixed |= {id(parameter) for parameter, _ in others} & self._unused
+        for parameter, gradient in others:
+            parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)
+
+    def _others(self) -> list[tuple[Tensor, Tensor]]:
+        """Return parameter and gradient where that is neither zero nor waiting for an optimizer; none after some looks."""
+        if not self._looks_left:
+            return []
+        found = [
+            (p, p.grad)
+            for p in parameters_of(self._optimizers.values())
+            if p.grad is not None and id(p) not in self._unused
+        ]
+        self._looks_left -= bool(found)
+        return [(parameter, gradient.detach().clone()) for parameter, gradient in found if gradient.any()]
+
+    def _before_move(self, name: str, optimizer: Optimizer, *_: object) -> None:
+        if not self._unused:
+            return
+        moved = list(parameters_of([optimizer]))
+        doubtful = self._carried | self._mixed
+        there = {id(p) for p in moved if id(p) in doubtful and p.grad is not None and p.grad.any()}
+        if there & self._mixed:
+            raise StateError(
+                f"run.gradients found gradients in the parameters of {name} that {name} has used already, or that a backward of the "
+                "script has made: with virtual shards it would overwrite them, and add to them without",
+                "call zero_grad() in each step, and return the whole loss from the function that run.gradients is given",
+            )
+        if there:
+            raise _refusal(name)
+        self._unused -= {id(p) for p in moved}
+
+
+class CarriedGradients:
+    """Looks at the first moves of each optimizer in a loop that computes gradients itself. Every rank.
+
+    Gradients that no backward pass adds to the parameters, as those of `fully_shard` and of `torch.autograd.grad`, are not seen.
+    """
+
+    def __init__(self, optimizers: Mapping[str, Optimizer]) -> None:
+        self._probes = [_Probe(name, optimizer) for name, optimizer in optimizers.items()]
+
+    def end_step(self) -> None:
+        """Note that `Run.step` has ended a step in which an optimizer moved."""
+        self._probes = [probe for probe in self._probes if probe.end_step()]
+
+
+class _Probe:
+    """One parameter of an optimizer: the first that a backward pass reaches, so that few gradients are read."""
+
+    def __init__(self, name: str, optimizer: Optimizer) -> None:
+        self._name, self._moves_left = name, _MOVES
+        self._parameter: Tensor | None = None
+        # Its gradient holds some of an earlier step; a backward pass of this step has added to it.
+        self._is_carried = self._has_added = False
+        self._at_end: tuple[Tensor, int] | None = None  # its gradient at the end of the last step
+        self._hooks: list[RemovableHandle] = [
+            p.register_hook(partial(self._before_adding, p))  # type: ignore[no-untyped-call]
+            for p in parameters_of([optimizer])
+            if p.requires_grad and not is_sharded(p)
+        ]
+        self._hooks.append(optimizer.register_step_pre_hook(self._before_move))
+
+    def end_step(self) -> bool:
+        """Note that a step is over; return True if some of the first moves are still to come."""
+        if not self._moves_left:
+            for hook in self._hooks:
+                hook.remove()
+            return False
+        gradient = None if self._parameter is None else self._parameter.grad
+        self._at_end = None if gradient is None else (gradient, version_of(gradient))
+        self._has_added = False
+        return True
+
+    def _before_adding(self, parameter: Tensor, _: Tensor) -> None:
+        if self._parameter is None:
+            self._parameter = parameter
+        if parameter is not self._parameter or not self._moves_left:
+            return
+        if parameter.grad is None or not parameter.grad.any():
+            self._is_carried = False
+        elif self._at_end is not None and not self._has_added:
+            self._is_carried = True
+        self._has_added = True
+
+    def _before_move(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._parameter is None or not self._moves_left:
+            return
+        makes_gradients = len(args) > 1 or kwargs.get("closure") is not None  # within the move
+        gradient = None if makes_gradients else self._parameter.grad
+        if gradient is not None and (self._is_carried or self._is_left(gradient)) and gradient.any():
+            raise _refusal(self._name)
+        self._moves_left -= 1
+
+    def _is_left(self, gradient: Tensor) -> bool:
+        """Return True if *gradient* is as the last step left it."""
+        at_end = None if self._has_added else self._at_end
+        return at_end is not None and gradient is at_end[0] and version_of(gradient) == at_end[1]
+
+
+def _refusal(name: str) -> StateError:
+    return StateError(
+        f"{name} moves by gradients of an earlier step, which run.step has ended: a snapshot between the two holds no gradients, "
+        "and a restart would continue without them",
+        "call zero_grad() in each step; where gradients are added up over several passes, let all optimizers move in the same "
+        "passes, or use batch.parts(4) within one pass",
+    )
+
+
+_MAKE_ONCE = "make models and optimizers once, before run.keep, and give it all of them: run.keep(model=model, optimizer=optimizer)"
+_BOUND_ANEW = "made anew after run.keep"
+
+
+class _Other(NamedTuple):
+    """A step of an optimizer that was not kept."""
+
+    kind: str
+    moves_model: bool
+    has_state: bool
+    is_alike: bool
+
+
+class Movers:
+    """Sees each optimizer of this process that takes a step."""
+
+    def __init__(self, state: State) -> None:
+        self._model, self._optimizers = state.model, state.optimizers
+        self._kept = {id(each) for optimizer in state.optimizers.values() for each in _with_inner(optimizer)}
+        modules = [value for value in state.objects.values() if isinstance(value, nn.Module)]
+        moved = {id(p) for p in parameters_of(state.optimizers.values())}
+        self._trained = moved | {id(p) for module in modules for p in module.parameters()}
+        # The parameters live as long as the optimizers, so that an `id` stays theirs.
+        self._names = {id(p): name for name, p in state.model.named_parameters() if id(p) in moved}
+        self._shapes = [[p.shape for p in parameters_of([each])] for each in state.optimizers.values()]
+        self._depth = 0
+        self._has_moved = self._has_gradient = self._is_settled = False
+        self._others: set[_Other] = set()
+        self._versions_before = self._versions()
+        register_optimizer_step_pre_hook(self._before_step)
+        register_optimizer_step_post_hook(self._after_step)
+
+    def require_kept(self) -> None:
+        """Look at what moved since the last call: at the end of each pass through the loop.
+
+        Raises:
+            StateError: an optimizer moved that is not kept, or a kept optimizer moved nothing of the model; the message names it.
+        """
+        self._depth = 0
+        others, self._others = self._others, set()
+        for other in others:
+            self._require_harmless(other)
+        if not self._has_moved:
+            self._versions_before = self._versions()
+        elif not self._is_settled:
+            self._require_whole()
+            self._is_settled = True
+
+    def _versions(self) -> int:
+        return sum(version_of(parameter) for parameter in self._model.parameters())
+
+    def _before_step(self, optimizer: Optimizer, *_: object) -> None:
+        if id(optimizer) in self._kept:
+            self._depth += 1
+            self._note_gradients(optimizer)
+
+    def _after_step(self, optimizer: Optimizer, *_: object) -> None:
+        if id(optimizer) in self._kept:
+            self._depth = max(0, self._depth - 1)
+            self._has_moved = True
+            self._note_gradients(optimizer)
+        elif not self._depth:
+            kind, parameters = type(optimizer), list(parameters_of([optimizer]))
+            moves_model = any(id(p) in self._trained for p in parameters)
+            is_alike = [p.shape for p in parameters] in self._shapes
+            name = f"{kind.__module__}.{kind.__qualname__}"
+            self._others.add(_Other(name, moves_model, bool(optimizer.state), is_alike))
+
+    def _note_gradients(self, optimizer: Optimizer) -> None:
+        if not self._has_gradient:
+            self._has_gradient = any(p.grad is not None for p in parameters_of([optimizer]))
+
+    def _require_harmless(self, other: _Other) -> None:
+        # An optimizer without state, made for some steps only, holds nothing that a restart would lose.
+        if other.moves_model and (other.has_state or not self._has_moved):
+            raise StateError(
+                f"the model is moved by an optimizer that run.keep was not given, a {other.kind}: no snapshot holds its state",
+                _MAKE_ONCE,
+            )
+        # A script that writes the kept model's weights itself, as federated averaging does, has not made it anew.
+        is_alone = not other.moves_model and not self._has_moved and self._versions() == self._versions_before
+        if other.is_alike and is_alone:
+            raise StateError(
+                f"the kept optimizer did not move, and another one did, a {other.kind}, on parameters of the same shapes: "
+                f"model and optimizer were {_BOUND_ANEW}",
+                _MAKE_ONCE,
+            )
+
+    def _require_whole(self) -> None:
+        now = {id(p) for p in self._model.parameters()}
+        gone = [name for number, name in self._names.items() if number not in now]
+        if gone:
+            raise StateError(
+                f"model.{gone[0]} was replaced after run.keep, and the kept optimizer moves the parameter that was there",
+                f"assign its values in place, as by parameter.data.copy_(...), or {_MAKE_ONCE}",
+            )
+        if not self._has_gradient:
+            names = " and ".join(self._optimizers)
+            raise StateError(
+                f"the kept {names} took a step, and no parameter of the kept model had a gradient: the model was {_BOUND_ANEW}",
+                _MAKE_ONCE,
+            )
+
+
+def _with_inner(optimizer: Optimizer) -> Iterator[Optimizer]:
+    """Yield an optimizer and those that it holds, as a lookahead does."""
+    waiting: deque[Any] = deque([optimizer])
+    seen: set[int] = set()
+    while waiting:
+        value = waiting.popleft()
+        if isinstance(value, Optimizer) and id(value) not in seen:
+            seen.add(id(value))
+            yield value
+            for held in vars(value).values():
+                several = held.values() if isinstance(held, Mapping) else held
+                waiting.extend([held] if not isinstance(held, Mapping | list | tuple) else list(several))

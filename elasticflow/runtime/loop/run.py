@@ -34,9 +34,6 @@ class Run:
 
     All ranks call the same methods in the same order. A method marked "Collective" returns once every rank has called it.
 
-    Args:
-        loop: Does the work of the calls.
-
     Attributes:
         rank: Number of this process, from 0.
         local_rank: Number of this process on its machine, from 0.
@@ -241,13 +238,7 @@ class Run:
                 between ranks, or the loop over this data has ended.
             LoopDriftError: an argument differs from the snapshot's, so that resuming would be another run.
         """
-        given: dict[str, Any] = {
-            "size": size,
-            "epochs": epochs,
-            "steps": steps,
-            "tail": tail,
-            "shards": shards,
-        }
+        given = {"size": size, "epochs": epochs, "steps": steps, "tail": tail, "shards": shards}
         options = {"num_workers": num_workers, "collate": collate}
         return self._loop.batches(
             dataset,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from elasticflow import events
 from elasticflow.runtime.loop import drift, script_state
 from elasticflow.runtime.loop.loop_schedule import within
+from elasticflow.runtime.loop.script_loops import is_enumerated
 from elasticflow.runtime.loop.script_state import ScriptState, argument_for
 
 if TYPE_CHECKING:
@@ -29,18 +30,13 @@ OWN_LOOP_OVER = "the script's own loop is over"
 
 
 class ScriptChecks:
-    """Checks what a script holds, its arguments and its `enumerate`; every rank.
-
-    Args:
-        gradients: As `join` was given them.
-        ignored: Paths of state that no step depends on.
-    """
+    """Checks what a script holds, its arguments and its `enumerate`; every rank."""
 
     def __init__(self, worker: Worker, gradients: Gradients | None, ignored: tuple[str, ...]) -> None:
         self._worker, self._gradients, self._ignored = worker, gradients, ignored
         # A rank that is asked to exit takes part in steps until all ranks have agreed.
         worker.vote.may_skip = False
-        self._has_looked_for_enumerate = False
+        self._looks_for_enumerate = worker.rank == 0
 
     def begin(
         self,
@@ -59,7 +55,7 @@ class ScriptChecks:
             LoopDriftError: an argument of `join` differs from what the snapshot was taken with.
         """
         snapshots.unsaved.add(
-            ScriptState(state, caller, passed, self._ignored, self._tell_of_left_out, repeats_epochs)
+            ScriptState(state, caller, passed, self._ignored, self._tell_of_left_out, repeats_epochs).look
         )
         worker, settings = self._worker, drift.of_join(self._worker, self._gradients)
         snapshots.describe_loop(settings)
@@ -84,11 +80,14 @@ class ScriptChecks:
         if is_resumed and before:
             drift.require_unchanged(self._worker, before, settings)
 
-    def check_of_count(self) -> Callable[[int, Batch], None] | None:
-        """Return the function to call with the number that `enumerate` gives the first batch; None in later loops."""
-        looks = self._worker.rank == 0 and not self._has_looked_for_enumerate
-        self._has_looked_for_enumerate = True
-        return self._check_count if looks else None
+    def check_count(self, frame: FrameType, batch: Batch) -> None:
+        """Warn of *frame* if it counts its batches from 0, by `enumerate`, where a restart resumes in the midst of them: at the first batch."""
+        looks, self._looks_for_enumerate = self._looks_for_enumerate, False
+        if looks and 0 not in (batch.number, within(batch.end).step - 1) and is_enumerated(frame):
+            self.warn(
+                f"enumerate(run.batches(...)) counts from 0 again, and this is batch {batch.number} of its epoch: a restart went "
+                "on here; batch.number is right where a step depends on the number"
+            )
 
     def tell(self, text: str) -> None:
         """Write *text* to standard error on rank 0, where no supervisor follows the log."""
@@ -107,15 +106,6 @@ class ScriptChecks:
             remedy = f"{_remedy_for(name, kind)} if a step depends on it"
             self._worker.event(events.STATE_LEFT_OUT, name=name, type=kind, help=remedy)
             self.tell(f"no snapshot holds {name}, a {kind}: {remedy}")
-
-    def _check_count(self, counted: int, batch: Batch) -> None:
-        """Warn of a script that counts its batches from 0 where a restart resumes in the midst of them."""
-        if counted in (batch.number, within(batch.end).step - 1, batch.end.step - 1):
-            return
-        self.warn(
-            f"enumerate(run.batches(...)) counts from {counted} again, and this is batch {batch.number} of its epoch: a restart went "
-            "on here; batch.number is right where a step depends on the number"
-        )
 
 
 def _remedy_for(name: str, kind: str) -> str:

@@ -24,10 +24,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from elasticflow.errors import StateError
-from elasticflow.runtime.loop import carried_values, kept
-from elasticflow.runtime.loop.living_objects import living
-from elasticflow.runtime.loop.script_loops import line_of_epochs
-from elasticflow.runtime.process import torch_private
+from elasticflow.runtime.loop import kept, script_loops
+from elasticflow.runtime.process import random_streams, torch_private
 from elasticflow.runtime.snapshot import reachable, unsaved
 
 if TYPE_CHECKING:
@@ -87,9 +85,7 @@ class ScriptState:
     """Looks at the objects of the script, in the first steps and before snapshots. Every rank.
 
     Args:
-        state: Objects that snapshots hold.
         frame: Frame of the function that called `run.keep`.
-        passed: Arguments of `run.keep`.
         ignored: Paths that are no state, as a refusal names them.
         tell: Called with name and kind of what no snapshot holds.
         repeats_epochs: Tells whether a restart begins the epoch anew, so that passes inside it carry nothing over a restart.
@@ -120,13 +116,12 @@ class ScriptState:
             if isinstance(passed[name], _SIMPLE) and variables.get(name) is passed[name]
         }
         self._at_first = dict(self._values)
-        self._counters: dict[str, int | float] = {}
+        # Numbers of the script, and of batches that its iterators have given, at the last look.
+        self._numbers: dict[str, int | float] = {}
         # The tensors of each collection at the last look, and whether each had come since the look before.
         self._pools: dict[str, list[tuple[weakref.ref[Any], bool]]] = {}
         # The arrays of each object at the last look, and where they had changed since the look before.
         self._buffers: dict[str, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
-        # Batches that iterators of the script's own have given, by path.
-        self._given: dict[str, int | None] = {}
         found = self._found(variables)
         self._copies_at_first = {id(each.value): each.value for each in found if each.role == COPY}
         self._tell_of(found)
@@ -145,7 +140,7 @@ class ScriptState:
         made_anew: set[str] = set()
         for frame in reversed(frames):
             variables |= frame.f_locals
-            made_anew = made_anew - frame.f_locals.keys() | carried_values.made_in_each_pass(
+            made_anew = made_anew - frame.f_locals.keys() | script_loops.made_in_each_pass(
                 frame, frame.f_lineno
             )
         found = self._found({name: value for name, value in variables.items() if name not in made_anew})
@@ -156,7 +151,8 @@ class ScriptState:
             elif each.role == BUFFER:
                 self._tell_of_buffer(each)
             elif each.role == READER:
-                self._tell_of_reader(each)
+                if self._has_moved(each.path, _batches_given(each.value)) and not self._repeats_epochs():
+                    self._tell_once(each.path, each.path, READER)
             elif is_thorough or not isinstance(each.value, nn.Module | Optimizer | Tensor):
                 self._compare(each)
         self._compare_rates()
@@ -245,12 +241,9 @@ class ScriptState:
             self._tell_once(buffer.path, buffer.path, buffer.kind)
         self._buffers[buffer.path] = now, changed
 
-    def _tell_of_reader(self, reader: Found) -> None:
-        """Tell of *reader* if it has given batches since the last look, unless a restart begins the epoch anew."""
-        now = _batches_given(reader.value)
-        before, self._given[reader.path] = self._given.get(reader.path, now), now
-        if before != now and not self._repeats_epochs():
-            self._tell_once(reader.path, reader.path, reader.kind)
+    def _has_moved(self, path: str, number: float | None) -> bool:
+        before, self._numbers[path] = self._numbers.get(path, number or 0), number or 0
+        return before != (number or 0)
 
     def _unscheduled(self) -> Iterator[tuple[str, Optimizer]]:
         """Yield the kept optimizers that a schedule was made for which is not kept."""
@@ -279,7 +272,7 @@ class ScriptState:
             # `self` is the script's `trainer`.
             path = self._paths.setdefault(id(holder), name)
             for key, value in _numbers_of(path, holder, kept_ids) if id(holder) not in own else ():
-                if key.rpartition(".")[2] not in carried_values.set_by_the_run(self._code.co_filename):
+                if key.rpartition(".")[2] not in script_loops.set_by_the_run(self._code.co_filename):
                     self._tell_of_counter(key, value)
 
     def _tell_of_carried(self, frames: Sequence[FrameType]) -> None:
@@ -288,22 +281,21 @@ class ScriptState:
         lines = [(frame, frame.f_lineno) for frame in frames]
         if self._repeats_epochs():
             # The epoch makes again what passes inside it carry.
-            starts = [line_of_epochs(frame) for frame in frames]
+            starts = [script_loops.line_of_epochs(frame) for frame in frames]
             first = next((number for number, start in enumerate(starts) if start is not None), 0)
             lines = [(frame, start or line) for (frame, line), start in zip(lines, starts, strict=True)][
                 first:
             ]
         for frame, line in lines:
-            for name, value in carried_values.carried_in(frame, line):
+            for name, value in script_loops.carried_in(frame, line):
                 own = own or {id(each) for each in _kept(self._state)} | _tensors_of(self._state)
                 if id(value) not in own:
                     self._tell_once(name, name, CARRIED)
-            for name, number in carried_values.counted_in(frame, line):
+            for name, number in script_loops.counted_in(frame, line):
                 self._tell_of_counter(name, number)
 
     def _tell_of_counter(self, path: str, value: float) -> None:
-        before, self._counters[path] = self._counters.get(path, value), value
-        if value != before and dict(self._values).get(path.rpartition(".")[2]) != value:
+        if self._has_moved(path, value) and dict(self._values).get(path.rpartition(".")[2]) != value:
             self._tell_once(path, path, COUNTER)
 
     def _compare_values(self, variables: Mapping[str, Any]) -> None:
@@ -319,32 +311,32 @@ class ScriptState:
 
 def _is_left(optimizer: Optimizer) -> bool:
     """Return True if torch's schedules of *optimizer* are gone, as those of a search for the learning rate."""
-    return all(_optimizer_of(schedule) is not optimizer for schedule in living(LRScheduler))
+    return all(_optimizer_of(schedule) is not optimizer for schedule in reachable.living(LRScheduler))
 
 
 def found_in(state: State, variables: Mapping[str, Any]) -> Iterator[Found]:
     """Yield what *variables* hold that has a state, and is neither kept nor a part of what is kept."""
     kept_values = list(_kept(state))
-    seen = {id(value) for value in kept_values} | reachable.shared_generators()
+    known = {id(value) for value in kept_values}
     tensors, weights = _tensors_of(state), {name for name, _ in state.model.named_parameters()}
     trained = _trained_alone(state, kept_values, tensors)
-    waiting: deque[tuple[str, Any, int]] = deque(
-        (name, value, 0) for name, value in list(variables.items()) if not name.startswith("_")
-    )
-    while waiting:
-        path, value, depth = waiting.popleft()
-        if value is None or isinstance(value, _SIMPLE):
+    closed: set[int] = set()
+
+    def enters(value: Any, depth: int) -> bool:
+        return id(value) not in closed and depth < _DEEPEST and _is_followed(value)
+
+    roots = {name: value for name, value in list(variables.items()) if not name.startswith("_")}
+    for path, value, depth in reachable.objects(roots, enters, known):
+        if isinstance(value, _SIMPLE) or id(kept.inside(value)) in known:
+            closed.add(id(value))
             continue
-        if {id(value), id(kept.inside(value))} & seen:
-            continue
-        seen.add(id(value))
+        known.add(id(value))
         found = _as_found(path, value, tensors, weights, trained)
         if found is not None:
+            closed.add(id(value))
             yield found
-        elif depth < _DEEPEST and _is_followed(value):
-            if _arrays_of(value):
-                yield Found(path, value, is_told=False, role=BUFFER)
-            waiting.extend((inner, each, depth + 1) for inner, each in _members(path, value))
+        elif enters(value, depth) and _arrays_of(value):
+            yield Found(path, value, is_told=False, role=BUFFER)
     yield from trained.values()
 
 
@@ -352,7 +344,7 @@ def _as_found(
     path: str, value: Any, tensors: set[int], weights: set[str], trained: dict[int, Found]
 ) -> Found | None:
     """Return *value* as an object with state of its own; None if it has none. Tensors that it holds are removed from *trained*."""
-    if isinstance(value, reachable.GENERATORS):
+    if isinstance(value, random_streams.GENERATORS):
         return Found(path, value, is_told=False)
     if trained.pop(id(value), None) is not None or _is_environment(value):
         return Found(path, value, is_told=True)
@@ -377,7 +369,7 @@ def _arrays_of(value: Any) -> dict[str, Any]:
     return {
         name: each
         for name, each in list(held.items())
-        if carried_values.is_several_numbers(each)
+        if script_loops.is_several_numbers(each)
         and (type(each) is Tensor or (type(each) is np.ndarray and each.dtype.kind in "biuf"))
     }
 
@@ -403,12 +395,7 @@ def _batches_given(value: Any) -> int | None:
 
 
 def _trained_alone(state: State, kept_values: Sequence[Any], tensors: AbstractSet[int]) -> dict[int, Found]:
-    """Return the tensors that kept optimizers move and no kept object holds, by `id`: a learned temperature, say.
-
-    Args:
-        kept_values: Kept objects and the values inside them (`_kept`).
-        tensors: `id` of the kept parameters and buffers (`_tensors_of`).
-    """
+    """Return the tensors that kept optimizers move and no kept object holds, by `id`: a learned temperature, say."""
     modules = [value for value in kept_values if isinstance(value, nn.Module)]
     of_modules = (parameter for module in modules for parameter in module.parameters())
     held = {*tensors, *map(id, kept_values), *map(id, of_modules)}
@@ -438,7 +425,7 @@ def _tensors_among(value: Any) -> list[Any]:
     items = list(value.values() if isinstance(value, dict) else value)
     ends = [*items[:_MOST_ITEMS], *items[_MOST_ITEMS:][-_MOST_ITEMS:]]
     parts = [item if isinstance(item, tuple) else (item,) for item in ends]
-    among = [[each for each in part if carried_values.is_several_numbers(each)] for part in parts]
+    among = [[each for each in part if script_loops.is_several_numbers(each)] for part in parts]
     return [each for part in among for each in part] if all(among) else []
 
 
@@ -454,16 +441,12 @@ def _holders_of(kept_ids: set[int], variables: Mapping[str, Any]) -> Iterator[tu
 def _numbers_of(path: str, holder: Any, kept_ids: set[int]) -> Iterator[tuple[str, int | float]]:
     """Yield the numbers that *holder* holds, and those of a schedule's phases; a trainer, which has a model, holds its meters, too."""
     is_schedule = not any(isinstance(value, nn.Module) for value in _attributes_of(holder))
-    waiting, seen = deque([(path, holder, 0)]), {*kept_ids}
-    while waiting:
-        where, value, depth = waiting.popleft()
-        if type(value) in (int, float):
-            yield where, value
-        elif depth == 0 or (
-            is_schedule and depth <= _DEEPEST and _is_followed(value) and id(value) not in seen
-        ):
-            seen.add(id(value))
-            waiting.extend((inner, each, depth + 1) for inner, each in _members(where, value))
+
+    def enters(value: Any, depth: int) -> bool:
+        return depth == 0 or (is_schedule and depth <= _DEEPEST and _is_followed(value))
+
+    objects = reachable.objects({path: holder}, enters, kept_ids)
+    yield from ((inner, value) for inner, value, _ in objects if type(value) in (int, float))
 
 
 def _attributes_of(value: Any) -> list[Any]:
@@ -473,28 +456,20 @@ def _attributes_of(value: Any) -> list[Any]:
 
 def _kept(state: State) -> Iterator[Any]:
     """Yield what is kept, and what it holds: a snapshot has that, or `Unsaved` looks at it."""
-    seen: set[int] = set()
-    waiting: deque[tuple[Any, int]] = deque((value, 0) for value in state.objects.values())
-    while waiting:
-        value, depth = waiting.popleft()
-        if value is None or isinstance(value, _SIMPLE) or id(value) in seen:
-            continue
-        seen.add(id(value))
-        yield value
-        if isinstance(value, kept.Generator):
-            yield value.generator
-        elif isinstance(value, nn.Module):
-            modules = list(value.modules())
-            yield from modules
-            yield from (each for module in modules for each in vars(module).values())
-        elif depth <= _DEEPEST and not isinstance(value, type | ModuleType | FunctionType | MethodType):
-            waiting.extend((each, depth + 1) for _, each in _members("", value))
+
+    def enters(value: Any, depth: int) -> bool:
+        is_code = isinstance(value, type | ModuleType | FunctionType | MethodType)
+        return depth <= (0 if isinstance(value, nn.Module) else _DEEPEST) and not (is_code or _is_long(value))
+
+    parts = list(state.objects.values())
+    modules = [module for part in parts if isinstance(part, nn.Module) for module in part.modules()]
+    roots = {str(number): each for number, each in enumerate((*parts, *modules))}
+    yield from (value for _, value, _ in reachable.objects(roots, enters) if not isinstance(value, _SIMPLE))
 
 
 def _is_followed(value: Any) -> bool:
-    if isinstance(value, type | ModuleType | nn.Module | Optimizer | LRScheduler) or reachable.is_machinery(
-        value
-    ):
+    kinds = type | ModuleType | nn.Module | Optimizer | LRScheduler
+    if isinstance(value, kinds) or reachable.is_machinery(value) or _is_long(value):
         return False
     is_container = isinstance(value, Mapping | list | tuple)
     # A dataset's samples are the run's, or the loader's.
@@ -502,21 +477,8 @@ def _is_followed(value: Any) -> bool:
     return not is_data and not type(value).__module__.startswith(("torch", "numpy"))
 
 
-def _members(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping | list | tuple) and len(value) > _MOST_ITEMS:
-        return
-    if isinstance(value, FunctionType):
-        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-            try:
-                yield f"{path}.{name}", cell.cell_contents
-            except ValueError:
-                continue  # nothing was assigned yet
-    elif isinstance(value, MethodType):
-        yield f"{path}.__self__", value.__self__
-    elif isinstance(value, Mapping | list | tuple):
-        yield from reachable.inside_of(path, value, {})
-    else:
-        yield from ((f"{path}.{name}", each) for name, each in list(getattr(value, "__dict__", {}).items()))
+def _is_long(value: Any) -> bool:
+    return isinstance(value, Mapping | list | tuple) and len(value) > _MOST_ITEMS
 
 
 def _tensors_of(state: State) -> set[int]:
@@ -559,8 +521,8 @@ def _own_state(module: nn.Module, kept_tensors: set[int]) -> dict[str, Tensor]:
 
 def _mark_of(value: Any, kept_tensors: set[int]) -> Any:
     """Return a mark that stays equal while an object does not change; None for a class that may count anything."""
-    if isinstance(value, reachable.GENERATORS):
-        return unsaved.generator_state(value)
+    if isinstance(value, random_streams.GENERATORS):
+        return random_streams.mark_of(value)
     if isinstance(value, nn.Module):
         return unsaved.marks_of(list(reachable.leaves({"": _own_state(value, kept_tensors)}, {})))
     if isinstance(value, Tensor | list | dict | deque):

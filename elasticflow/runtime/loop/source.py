@@ -34,18 +34,10 @@ class Source:
     """The data of a loop. Collective: every rank makes one.
 
     Args:
-        dataset: The script's, or opened already.
-        gradients: Options given to `join`. None: each rank gets its part of a batch as a whole.
-        options: `num_workers` and `collate` of the loader.
-        micro_batch_size: Most samples that `Run.gradients` gives its function at once.
-        size: Samples of a global batch.
-        order: Order of the samples; None: each once per epoch, shuffled.
-        shards: Data shards, each read in order; None: samples are read by index.
         length: Either `epochs` or `steps`, and `tail`.
 
     Attributes:
         schedule: Which samples make up which step, counted from the beginning of the stage.
-        stage: As above.
         virtual_shards: Parts of a batch, each of which is one forward; None: each rank's part is cut into micro-batches.
 
     Raises:

@@ -27,10 +27,6 @@ class EpochLoop:
     """A loop over `Run.epochs` that is under way.
 
     Attributes:
-        number: Epochs of the whole loop.
-        stage: Number of its stage.
-        dataset: The dataset of its batches, as the script gave it.
-        arguments: The arguments of its batches.
         source: That dataset, opened; None: no batches yet.
         reading: The batches that are left, over all epochs.
         switches: The dataset's attributes as that reading began.

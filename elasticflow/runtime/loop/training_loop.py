@@ -84,13 +84,8 @@ class TrainingLoop:
         compare_replicas: As for `join_job`, and so are *log_every* and *measures*.
 
     Attributes:
-        position: Position after the last finished step.
         ballot: Tells the other ranks of this rank's steps, and of a request to end.
-        stages: Loops that the script has begun.
-        gradients: As above.
-        hooks: Hooks of the job; None: it has none.
         wrapped: `id` of the parameters that were trained when `Run.wrap` was called.
-        exit_status: As the script gave it to `sys.exit` behind its whole loop.
     """
 
     def __init__(
@@ -319,7 +314,6 @@ class TrainingLoop:
 
         Args:
             given: Arguments that count for the trajectory: size, epochs, steps, tail and shards.
-            options: `num_workers` and `collate`.
             caller: Is at the line of the script that calls.
         """
         of_loader = {"num_workers": options["num_workers"], "micro_batch_size": micro_batch_size}
@@ -346,8 +340,7 @@ class TrainingLoop:
                 return Batches(partial(self._loop, source, settings))
             if not self._enter(source, settings):
                 return Batches(lambda: iter(()))
-        check = None if self._script is None else self._script.check_of_count()
-        return Batches(partial(self._loop, source, settings), check)
+        return Batches(partial(self._loop, source, settings))
 
     def _enter(self, source: Source, settings: Mapping[str, Any]) -> bool:
         """Move to the stage of *source*; return False if the run is past that stage already. Collective: every rank."""
@@ -450,6 +443,8 @@ class TrainingLoop:
                 if self.gradients is None:  # the script's own exchange is not seen
                     self.worker.vote.part = batch.samples / batch.total
                     self.worker.vote.end_own_part()
+                if self._script is not None:
+                    self._script.check_count(sys._getframe(1), batch)  # noqa: SLF001
                 yield batch
                 if self._is_over_after(part.end):
                     break

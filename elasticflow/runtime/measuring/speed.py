@@ -106,7 +106,6 @@ def peak_of(name: str, kind: int) -> float | None:
     """Return the peak in FLOP/s of the device called *name*; None if it is not known, and for a part of a device.
 
     Args:
-        name: As torch has it.
         kind: 0: bf16 and fp16; 1: tf32; 2: fp32.
     """
     if _NOT_WHOLE.search(name):

@@ -124,14 +124,7 @@ class StartedSums:
 
 
 class _Cut(NamedTuple):
-    """A tensor's bytes in pieces.
-
-    Attributes:
-        parts: The parts of a large tensor.
-        medium: The words of a tensor that is neither large nor small.
-        short: Other words.
-        end: Bytes that fill no word.
-    """
+    """A tensor's bytes in pieces."""
 
     parts: Tensor | None
     medium: Tensor | None

@@ -19,9 +19,6 @@ def warm_up(*, has_gpu: bool) -> None:
     """Make the compiler ready for this process and its forks, before any rank is known; no accelerator is touched.
 
     An error is printed and not raised: a worker that needs the compiler meets it again, and its traceback has a rank.
-
-    Args:
-        has_gpu: Workers compile for an accelerator.
     """
     try:
         torch_private.warm_up_compiler(has_gpu=has_gpu)

@@ -45,7 +45,6 @@ class Restored(NamedTuple):
 
     Attributes:
         is_from_memory: The snapshot was held in memory, and need not be on the store.
-        seconds: Time to find, read, verify and apply the snapshot.
     """
 
     name: str
@@ -58,16 +57,12 @@ class Worker:
 
     Attributes:
         identity: The way the process was started and its place: rank, world size, node, folders.
-        wanted_device: Device type that was asked for by name, or "auto".
         store: Key-value store of all ranks, independent of the process group; None for a plain process.
-        seed: Seed of the data order and of every random stream.
         generation: Number of the worker group, the same on every rank.
         layout: Which ranks share a model with this rank: none, unless `join` was told otherwise.
-        sharding: How workers share the model, if `join` was told so.
         is_exact: The job promises the same bits at every number of workers, so a sample must be the same whenever it is read.
         listen: Installs the signal handlers that ask this process to exit; may be called again.
         dataset: The training data as the job's factory returned it; None before it is open, and for data shards.
-        started_at: Position at which this generation began to train.
         scalar_names: Names of the scalars that the job's steps return, in an order that is the same on every rank.
         stoppable: Context manager that turns a StopTraining raised by the job's own code into this rank's request to stop.
         stopped: The reason for which all ranks agreed to take no further step: training has ended, or they exit; None before.
@@ -217,7 +212,6 @@ class Worker:
 
         Args:
             model: The model is put into training mode, unless *keeps_modes*.
-            log_every: Number of steps between two log lines.
             restored: The snapshot that *position* was read from; None: training begins.
             measures: Settings of the throughput and MFU figures in the log; None: the defaults.
             keeps_modes: The modules keep the modes that the script gave them.
@@ -334,7 +328,6 @@ class Moments:
 
     Attributes:
         beginning: A run begins without a snapshot to restore (`begin`).
-        first_step: The first step of this generation is done.
         evaluation: An evaluation is finished, with its position and metrics; every rank.
         snapshot: A snapshot is about to be taken, with its position and name; every rank.
         leave: The worker is about to exit, and its process group is still alive.

@@ -142,19 +142,12 @@ def ask_driver(since_s: float) -> list[tuple[_Gpu | None, Finding]]:
     for uuid, bus, errors, retired in rows:
         gpus.append(gpu := _Gpu(uuid, _bus(bus)))
         pending, failure = remapped.get(uuid, ("", ""))
+        has_errors, has_failed = errors.isdecimal() and int(errors) > 0, failure in {"Yes", "1"}
         for is_so, text, is_fault in (
-            (
-                errors.isdecimal() and int(errors) > 0,
-                f"{errors} uncorrected ECC errors since its last reset",
-                False,
-            ),
+            (has_errors, f"{errors} uncorrected ECC errors since its last reset", False),
             (retired == "Yes", "pages of its memory are to be retired at its next reset", False),
             (pending in {"Yes", "1"}, "rows of its memory are to be remapped at its next reset", False),
-            (
-                failure in {"Yes", "1"},
-                "a row of its memory could not be remapped: it has to be replaced",
-                True,
-            ),
+            (has_failed, "a row of its memory could not be remapped: it has to be replaced", True),
         ):
             if is_so:
                 found.append((gpu, Finding(uuid, text, is_fault=is_fault)))

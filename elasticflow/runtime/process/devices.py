@@ -53,7 +53,6 @@ def choose_device(identity: Identity, wanted: str = AUTO) -> torch.device:
 
     Args:
         identity: This worker's place; `identity.device` wins over *wanted*.
-        wanted: A device type, or "auto".
 
     Raises:
         DeviceError: the machine has no device of the type that is wanted, or fewer devices than workers; or the CPU is wanted
@@ -157,7 +156,6 @@ def require_type_of_snapshot(device: torch.device, wanted: str, versions: Mappin
     """Make sure that this worker has a device of the type that the snapshot was taken on; any type that was asked for is right. Every rank.
 
     Args:
-        wanted: Device type that was asked for by name, or "auto".
         versions: `versions` of the snapshot's manifest, as `environment.describe` gave them; empty in old snapshots.
 
     Raises:
@@ -185,10 +183,6 @@ def require_one_type(identity: Identity, store: Store, device: torch.device, lim
     """Make sure that all ranks have devices of one type. Collective: every rank, before the process group is formed.
 
     A group with one backend on some ranks and another on the others would hang, or fail without naming the cause.
-
-    Args:
-        store: Keys that all ranks of this group, and no others, use.
-        limit: Time in which all ranks have to come.
 
     Raises:
         DeviceError: the types differ; the message names the ranks, and every rank raises it. Ranks that have rank 0's type,

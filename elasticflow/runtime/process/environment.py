@@ -112,7 +112,6 @@ def log_changes(worker: Worker, was: Mapping[str, str], *, is_exact: bool) -> No
 
     Args:
         was: The environment in which the snapshot was taken, as `describe` gave it.
-        is_exact: The job promises the same bits; if false, nothing is logged.
     """
     if is_exact and worker.rank == 0 and (changed := changes(was, describe(worker.device))):
         worker.event(events.KIND_CHANGED, changed=changed)

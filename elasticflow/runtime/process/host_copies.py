@@ -56,11 +56,7 @@ def copy_to_host(number: Tensor) -> SupportsFloat:
 
 
 def read_together(values: Sequence[SupportsFloat]) -> list[float]:
-    """Return *values* as numbers; those on a device are read together, in one wait.
-
-    Args:
-        values: Numbers, and tensors of one element.
-    """
+    """Return *values* as numbers; those on a device are read together, in one wait."""
     numbers, by_device = [0.0] * len(values), dict[torch.device, list[tuple[int, Tensor]]]()
     for place, value in enumerate(values):
         tensor = value.detach() if isinstance(value, Tensor) else None

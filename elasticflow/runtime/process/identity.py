@@ -29,7 +29,6 @@ class Identity:
         writer: Address of the node's snapshot writer, if one runs.
         failed_at: Unix time of the failure after which this generation was formed.
         heartbeat_fd: File descriptor of the shared memory with the node's heartbeats.
-        rendezvous: Address of the store with the launch's keys.
         address: Address at which other machines reach this machine; None: the local address of the connection to the
             launch's keys.
         numa: torch's affinity mode, by which to bind this process to the cores near its GPU; None: do not bind it, or

@@ -15,7 +15,6 @@ class Position(NamedTuple):
         step: Finished optimizer steps.
         offset: Index in the endless stream of samples, of which `tail = "drop"` skips some.
         epoch: Finished passes over the dataset.
-        samples: Samples trained on.
         is_epoch_end: The last step reached or crossed the end of an epoch.
         cursors: Samples that each data shard has given in this epoch; see `runtime/data/shard_schedule.py`. Empty for a
             map-style dataset.

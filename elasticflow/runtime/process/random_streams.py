@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import sys
+import zlib
+from contextlib import contextmanager
 from ctypes import c_uint64, string_at
 from hashlib import blake2b
 from struct import Struct, pack
@@ -11,17 +13,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from elasticflow.runtime.process import torch_private
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 _SAMPLE, _MODEL, _BATCH, _REST, _FACTORY, _HOOK = 1, 2, 3, 4, 5, 6
 VERSION = 2  # of these rules, in snapshots
 _pack = Struct("<5Q").pack
 
 _TRIAL = 0x1D4A62F9B7C835E0
+
+GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 
 _seed_python = random.seed
 _seed_torch = torch.default_generator.manual_seed  # 1 us; torch.manual_seed takes 87
@@ -75,8 +80,6 @@ class Held(NamedTuple):
     """A generator that a dataset holds.
 
     Attributes:
-        path: Path from the dataset: `dataset.transform.rng`.
-        generator: A generator of `random`, numpy or torch.
         is_of_library: An object of a known library holds it, and the run seeds it for each sample.
     """
 
@@ -101,29 +104,77 @@ class Held(NamedTuple):
     @property
     def value(self) -> Any:
         """A value that differs after a draw."""
-        if isinstance(self.generator, random.Random):
-            return self.generator.getstate()
-        if isinstance(self.generator, torch.Generator):
-            return self.generator.get_state().numpy().tobytes()
-        if isinstance(self.generator, np.random.RandomState):
-            return _frozen(self.generator.get_state(legacy=False))
-        return _frozen(self.generator.bit_generator.state)
+        return mark_of(self.generator)
 
 
-def _frozen(state: Any) -> Any:
+def state_of(generator: Any) -> Any:
+    """Return the state of a generator of Python, NumPy (old or new) or torch as numbers in tuples and dicts, or as a tensor."""
+    match generator:
+        case torch.Generator():
+            return generator.get_state()
+        case random.Random():
+            return generator.getstate()
+        case np.random.RandomState():
+            return _without_arrays(generator.get_state(legacy=False))
+        case _:
+            return _without_arrays(generator.bit_generator.state)
+
+
+def set_state_of(generator: Any, state: Any) -> None:
+    """Give a generator a *state* as `state_of` returns it.
+
+    Raises:
+        ValueError: it is the state of another kind of generator.
+    """
+    match generator:
+        case torch.Generator():
+            generator.set_state(state.cpu())
+        case random.Random():
+            generator.setstate(state)
+        case np.random.RandomState():
+            generator.set_state(_with_arrays(state, generator.get_state(legacy=False)))
+        case _:
+            bits = generator.bit_generator
+            bits.state = _with_arrays(state, bits.state)
+
+
+def mark_of(generator: Any) -> str:
+    """Return a text that differs after each draw; empty for `SystemRandom`, which has no state."""
+    if isinstance(generator, random.SystemRandom):
+        return ""
+    state = state_of(generator)
+    return str(zlib.crc32(state.numpy().data) if isinstance(state, Tensor) else hash(repr(state)))
+
+
+def _without_arrays(state: Any) -> Any:
     if isinstance(state, dict):
-        return [_frozen(value) for value in state.values()]
-    return state.tobytes() if isinstance(state, np.ndarray) else state
+        return {key: _without_arrays(item) for key, item in state.items()}
+    return state.tolist() if isinstance(state, np.ndarray | np.generic) else state
+
+
+def _with_arrays(state: Any, like: Any) -> Any:
+    """Return *state* with arrays where *like*, the state of such a generator, has them."""
+    if isinstance(like, dict):
+        if not isinstance(state, dict) or state.keys() != like.keys():
+            raise ValueError(f"the generator is a {like.get('bit_generator')} now")
+        return {key: _with_arrays(item, like[key]) for key, item in state.items()}
+    return np.asarray(state, dtype=like.dtype) if isinstance(like, np.ndarray) else state
+
+
+@contextmanager
+def put_back() -> Iterator[None]:
+    """Context after which random, numpy and torch on the CPU are in the states that they had before."""
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])  # noqa: NPY002
+        torch.set_rng_state(before[2])
 
 
 class _Generator:
-    """One of the generators that are seeded by key.
-
-    Attributes:
-        seed: Puts the generator into the state of a key.
-        word: Memory of the generator that changes with each draw.
-        rests: Value of the word in the resting state.
-    """
+    """One of the generators that are seeded by key."""
 
     __slots__ = ("rests", "seed", "word")
 
@@ -142,9 +193,6 @@ class Generators:
     outlives a restart.
 
     A dataset's draws are seen in the same way, against the same state; see `Draws`.
-
-    Args:
-        device: Device on which the model draws.
 
     Attributes:
         are_used: The model or the optimizer draws from python's or numpy's generator, or this is unknown.

@@ -7,13 +7,9 @@ another order. All workers see the same numbers, whatever ran before.
 
 from __future__ import annotations
 
-import random
 import sys
 from importlib.machinery import SourceFileLoader
 from typing import TYPE_CHECKING
-
-import numpy as np
-import torch
 
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.process.environment import INSTALLED
@@ -64,13 +60,8 @@ class _SeededImports:
         execute = loader.exec_module
 
         def seeded(module: ModuleType) -> None:
-            before = random.getstate(), np.random.get_state(), torch.default_generator.get_state()  # noqa: NPY002
-            random_streams.begin_import(self.seed, spec.name)
-            try:
+            with random_streams.put_back():
+                random_streams.begin_import(self.seed, spec.name)
                 execute(module)
-            finally:
-                random.setstate(before[0])
-                np.random.set_state(before[1])  # noqa: NPY002
-                torch.default_generator.set_state(before[2])
 
         loader.exec_module = seeded  # type: ignore[method-assign]

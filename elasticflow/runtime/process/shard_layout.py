@@ -25,11 +25,7 @@ class Sharding:
 
 
 class ShardLayout(NamedTuple):
-    """Place of a rank among replicas of a model, each of which *degree* consecutive ranks share.
-
-    Attributes:
-        degree: Ranks that share one replica; 1: every rank has a whole one.
-    """
+    """Place of a rank among replicas of a model, each of which *degree* consecutive ranks share."""
 
     world_size: int
     rank: int

@@ -34,7 +34,6 @@ class Shards(NamedTuple):
     """The part of a model that this rank holds: the same for all of its parameters.
 
     Attributes:
-        shard: Number of this rank's part, from 0.
         holders: Ranks that hold this part, ascending; one for each replica of the model.
     """
 

@@ -126,7 +126,6 @@ class Progress:
 
     Args:
         outputs: File descriptors of the step lines; empty on ranks other than 0.
-        bound: Fields of every line (`job`, `run_id`, ...).
         on_first_step: Called once, with the number of the first step that this process finishes.
 
     Attributes:
@@ -183,7 +182,6 @@ class Progress:
         """Begin counting at *step* finished steps.
 
         Args:
-            count_name: Name of the items that a step counts.
             of_peak: Share of the devices' peak that one sample per second needs; None: unknown.
         """
         self.number, self._log_every = step, log_every

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
 
 Asked = Literal["snapshot", "evaluation", "memory", "buffers", "random"]
 """A request that a callback decides at each step; see `Vote.when`."""
+# In the order of `Vote.requests`.
+_DECIDED = ("leave", "stop", "snapshot", "evaluation", "memory", "count", "buffers", "random", "names", "end")
+
 LEAVE = ""
 """Value of `Vote.stop_wanted`: this rank was asked to exit while it waited for data; it does not end training."""
 
@@ -85,18 +88,8 @@ class Vote:
 
     def resolve(self, sums: Sequence[float]) -> None:
         """Take over the requests of all ranks; *sums* has the sum or the mean over all ranks for each entry of `requests`."""
-        (
-            self.leave,
-            self.stop,
-            self.snapshot,
-            self.evaluation,
-            self.memory,
-            self.count,
-            self.buffers,
-            self.random,
-            self.names,
-            self.end,
-        ) = [total > 0 for total in sums]
+        for name, total in zip(_DECIDED, sums, strict=True):
+            setattr(self, name, total > 0)
 
 
 NUM_REQUESTS = len(Vote().requests())

@@ -89,11 +89,7 @@ def content_of(recalled: RecalledState, run_id: str) -> SnapshotContent:
 
 
 class HeldTensors(StoredTensors):
-    """Tensors of a state that the writer's memory holds; one that lies there whole is a view, others are put together.
-
-    Args:
-        shards: Each rank's entries, and the memory that they lie in.
-    """
+    """Tensors of a state that the writer's memory holds; one that lies there whole is a view, others are put together."""
 
     def __init__(self, shards: Sequence[tuple[Sequence[TensorEntry], mmap.mmap]]) -> None:
         places = {
@@ -265,7 +261,6 @@ class MemoryTier:
         Args:
             compare: Called with the captured state and an action that lets the copy count once it is complete: to be called when
                 the state is known to be good.
-            waits: The copy must not be overtaken; see `Copier.start`.
 
         Raises:
             SnapshotError: the writer died, or has no memory.

@@ -51,10 +51,7 @@ class StateRecord:
 
     Attributes:
         order: Identity of the order of samples in which the position counts.
-        samples: Samples of an epoch; None if unknown.
-        seed: Seed of the data order and of every random stream.
         draws_random: The model or the optimizer draws from python's or numpy's generator.
-        tree: State as JSON with references to tensors; see `Captured.tree`.
         options: Options of the optimizers and schedules as the job made them; None: unknown.
         loop: Arguments of a script's loop (`loop/drift.py`); None for job files.
         scalars: Names of the job's own scalars, in the order of their places; see `runtime/training/scalars.py`.

@@ -32,8 +32,6 @@ class RankShard:
 
     Args:
         tensors: Live tensors by key, of a sharded tensor the local part.
-        frozen: Keys of tensors that take no gradient.
-        boxes: Rows that the rank holds of sharded tensors, by key.
         copies: Keys of tensors that a rank on another node stores.
 
     Attributes:
@@ -177,7 +175,6 @@ def balanced(
     If there are many ranks, only some store anything (`_storing_ranks`).
 
     Args:
-        sizes: Bytes of each tensor, by key.
         frozen: Keys that are balanced separately, since most snapshots write only the other keys.
         local: Keys whose values may differ between ranks: rank 0 stores its own values, and no rank waits for another.
     """

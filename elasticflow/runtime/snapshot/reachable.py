@@ -9,23 +9,27 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 import itertools
 import random
 from collections import deque
 from collections.abc import Mapping
 from numbers import Number
 from types import BuiltinFunctionType, CodeType, FunctionType, GeneratorType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from elasticflow.runtime.process import torch_private
+from elasticflow.runtime.process.random_streams import GENERATORS
 from elasticflow.runtime.process.sharded_tensors import local_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator
+
+T = TypeVar("T")
 
 # Objects and numbers at which a walk stops, and items of a container that is not walked: more is data, not state.
 _MOST_OBJECTS, _MOST_ITEMS = 200_000, 50_000
@@ -64,10 +68,10 @@ _OPAQUE = (
     torch.device,
     torch.Size,
 )
-GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
-_COMMON = {int, float}
+_COMMON = (int, float)
 _NUMBERS = (Number, itertools.count)
 _VALUES = (Tensor, np.ndarray, *GENERATORS)
+_LEAVES = (*_COMMON, Number, *_VALUES)
 
 
 class Leaf(NamedTuple):
@@ -96,6 +100,30 @@ def leaves(
         outside: `id` of objects that are neither followed nor yielded.
         deepest: Largest number of objects between a root and a yielded value; None: no limit.
     """
+
+    def enters(thing: Any, depth: int) -> bool:
+        is_closed = isinstance(thing, (*_VALUES, *_OPAQUE)) or is_machinery(thing) or _is_data(thing)
+        return depth != deepest and not is_closed
+
+    for path, thing, _ in objects(roots, enters, outside, names):
+        if isinstance(thing, itertools.count):
+            # `repr` gives `count(3)`, and does not advance it.
+            yield Leaf(path, ast.literal_eval(repr(thing)[len("count(") : -1].split(",")[0]))
+        elif isinstance(thing, _LEAVES):
+            yield Leaf(path, local_of(thing) if isinstance(thing, Tensor) else thing)
+
+
+def objects(
+    roots: Mapping[str, Any],
+    enters: Callable[[Any, int], bool],
+    outside: Collection[int] = (),
+    names: Mapping[int, str] | None = None,
+) -> Iterator[tuple[str, Any, int]]:
+    """Yield the objects reachable from *roots*, the nearest first, each with its path and depth; numbers each time, others once.
+
+    Args:
+        enters: Tells whether to go into an object at a depth, once it was yielded.
+    """
     seen = set(outside) | shared_generators()
     waiting = deque((path, thing, 0) for path, thing in roots.items())
     # An id stands for one object only as long as the object lives.
@@ -107,27 +135,27 @@ def leaves(
         if thing is None or isinstance(thing, bool | random.SystemRandom):  # the latter has no state
             continue
         if type(thing) in _COMMON or isinstance(thing, _NUMBERS):
-            yield Leaf(path, _next_of(thing) if isinstance(thing, itertools.count) else thing)
+            yield path, thing, depth
             continue
         if id(thing) in seen:
             continue
         seen.add(id(thing))
         kept.append(thing)
-        if isinstance(thing, _VALUES):
-            yield Leaf(path, local_of(thing) if isinstance(thing, Tensor) else thing)
-        elif depth != deepest and not (isinstance(thing, _OPAQUE) or is_machinery(thing) or _is_data(thing)):
-            waiting.extend((inside, each, depth + 1) for inside, each in inside_of(path, thing, names))
+        yield path, thing, depth
+        if enters(thing, depth):
+            waiting.extend((inner, each, depth + 1) for inner, each in inside_of(path, thing, names or {}))
+
+
+def living(kind: type[T]) -> list[T]:
+    """Return the objects of a class wherever this process holds them; slow: looks at every object that the collector knows."""
+    # Not isinstance: it asks each object for its class, and torch's deprecated ones warn then.
+    return [each for each in gc.get_objects() if issubclass(type(each), kind)]
 
 
 def shared_generators() -> set[int]:
     """Return the `id` of the generators that are seeded anew for each step: their state does not outlive a step."""
     shared = [random._inst, torch.default_generator, np.random.mtrand._rand]  # noqa: SLF001
     return {id(generator) for generator in shared}
-
-
-def _next_of(count: itertools.count[Any]) -> Any:
-    """Return the next value of *count* without advancing it: `repr` gives `count(3)`."""
-    return ast.literal_eval(repr(count)[len("count(") : -1].split(",")[0])
 
 
 def is_machinery(thing: Any) -> bool:

@@ -36,7 +36,6 @@ class SnapshotContent:
     """A verified snapshot, ready to be applied.
 
     Attributes:
-        state: Content of state.json; see `metadata.StateRecord`.
         tensors: Tensors by key, in memory or read at each lookup (`LazyTensors`).
     """
 
@@ -102,9 +101,6 @@ def option_changes(me: Worker, state: State, record: StateRecord, world_size: in
 
     The list is empty for an older snapshot, which does not record the job's options. It is also empty for the same job at
     another number of workers: there the job's code derives a difference from that number, and the run keeps its options.
-
-    Args:
-        world_size: World size of the group that took it.
     """
     is_resized = record.job_digest == me.job_digest and world_size != me.world_size
     return [] if record.options is None or is_resized else state.options.changes_since(record.options)

@@ -23,8 +23,6 @@ class RestoredState:
     tells when the pass began.
 
     Args:
-        state: As it was restored.
-        name: Name of the snapshot.
         frozen_then: Names of the parameters that were frozen in the snapshot. None: it does not say.
         resting_then: Names of the modules that were in evaluation mode in the snapshot. None: it does not say.
     """
@@ -53,11 +51,7 @@ class RestoredState:
         self._marks = None
 
     def begin_pass(self, is_running: Callable[[], bool]) -> None:
-        """Training continues by the pass of a loop, unless that loop is over: what the pass changes is its own.
-
-        Args:
-            is_running: Tells whether the script is in that loop.
-        """
+        """Training continues by the pass of a loop, unless that loop is over: what the pass changes is its own."""
         if self._marks is not None:
             self._pass = is_running, self._model_changes(self._marks[1])
 

@@ -21,11 +21,10 @@ from elasticflow.runtime.process import devices, environment
 from elasticflow.runtime.process.context import Restored
 from elasticflow.runtime.process.stopping import Leaving
 from elasticflow.runtime.snapshot import memory_tier, restore, writer_connection
-from elasticflow.runtime.snapshot.captured import CaptureCheck
 from elasticflow.runtime.snapshot.memory_tier import MemoryTier
 from elasticflow.runtime.snapshot.metadata import FROZEN, RESTING, SnapshotMetadata, StateRecord
 from elasticflow.runtime.snapshot.rank_shard import ShardPlanner
-from elasticflow.runtime.snapshot.replicas import ReplicaCheck, flip
+from elasticflow.runtime.snapshot.replicas import CaptureCheck, ReplicaCheck, flip
 from elasticflow.runtime.snapshot.restored_state import RestoredState
 from elasticflow.runtime.snapshot.staging_copy import copier_for
 from elasticflow.runtime.snapshot.trajectory import TrajectoryRecorder
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from elasticflow.runtime.snapshot.restore import SnapshotContent
     from elasticflow.runtime.state.options import OptionChange
     from elasticflow.runtime.state.state import Captured, State
+    from elasticflow.snapshots.client.memory_tier import RecalledState
     from elasticflow.snapshots.format.manifest import Manifest
     from elasticflow.snapshots.format.policy import HasPosition
 
@@ -80,15 +80,12 @@ class Snapshots:
 
     Args:
         dataset: The training data, as `open_dataset` or `open_shards` returned it; None: `use_data` sets it later.
-        policy: Settings: times, place, and the snapshots to keep.
         compare_every: Interval at which the ranks' replicas are compared, beside the first step and each snapshot; see
             `ReplicaCheck`.
-        not_exchanged: Names the gradients that the ranks do not exchange; see `ReplicaCheck`.
 
     Attributes:
         restored: The snapshot that `restore` resumed from; None: the beginning.
         loop: Arguments of the script's loop, from the restored snapshot; None: the snapshot has none.
-        unsaved: Looks for state that no snapshot would hold.
     """
 
     def __init__(
@@ -204,7 +201,7 @@ class Snapshots:
         worker.phase("restore")
         worker.leave_untrained()
         loader = NodeLoader(self._client, self._beat_or_leave)
-        held = None if self._memory_tier is None else self._memory_tier.recall(self._catalog)
+        held = self._recalled()
         if held is None:
             content = restore.newest_good(worker, self._catalog, loader)
         else:
@@ -262,17 +259,16 @@ class Snapshots:
             )
         names += frozen_again
         loader = NodeLoader(self._client, self._beat_or_leave)
-        held = (
-            self._memory_tier.recall(self._catalog)
-            if self._memory_tier is not None and self.restored.is_from_memory
-            else None
-        )
+        held = self._recalled() if self.restored.is_from_memory else None
         if held is None:
             content = restore.SnapshotContent.of(loader.load(self.restored.name))
         else:
             content = memory_tier.content_of(held, worker.run_id)
         restore.apply(worker, self._state, content, loader, self._changes)
         self._tell_of_put_back(names)
+
+    def _recalled(self) -> RecalledState | None:
+        return None if self._memory_tier is None else self._memory_tier.recall(self._catalog)
 
     def _tell_of_put_back(self, names: Sequence[str]) -> None:
         if self._worker.rank == 0 and self.restored is not None:
@@ -339,9 +335,7 @@ class Snapshots:
         """Return the number of next steps, up to *most*, after which `after_step` only logs finished snapshots.
 
         Args:
-            position: Position after the last step, for which `after_step` was called.
             most: Largest number to return; no step within it ends an epoch.
-            size: Samples of a step.
         """
         is_busy = self._replica_check.is_pending or self._capture_check.is_pending or self._copier.is_copying
         if is_busy or self._owes_snapshot or not self._is_prepared or self.unsaved.looks_after_steps:

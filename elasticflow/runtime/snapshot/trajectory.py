@@ -34,11 +34,6 @@ class TrajectoryRecorder:
     """Writes a line for the initial state of a generation, and a line after each step.
 
     Of the ranks that hold the same shard of the model the first one records it.
-
-    Args:
-        folder: Existing folder of the records; see `elasticflow/protocol/trajectory_record.py`.
-        position: Position of *state*, before the first step.
-        is_exact: Every world size computes the same bits, which is recorded.
     """
 
     def __init__(

@@ -1,18 +1,25 @@
 """Finds state that training changes and a snapshot would leave out, while a job runs: a restart would lose that state.
 
 The walk covers optimizer, schedule, scaler, averaged model and included objects, and the attributes of the model's modules
-beside their parameters and buffers; a `Watch` looks at the objects of a script. Values that the walk reaches and no captured
+beside their parameters and buffers; `add` has the objects of a script looked at. Values that the walk reaches and no captured
 state holds are looked at again after later steps: a constant, or a cache that is filled once, stays as it is, while state
 changes. Values are compared by a sum over their bits, so nothing is copied. A value that a snapshot holds is recognised by
 its address in memory.
+
+Of the model's attributes a tensor or a generator that changes is state, and so is a number that its module both increments and
+reads. A value that a module only writes, and a tensor with a graph of the current step, may be state or not.
 """
 
 from __future__ import annotations
 
+import dis
+import inspect
 import random
 import re
+from collections import Counter, defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,23 +28,19 @@ from torch.optim import Optimizer
 
 from elasticflow import events
 from elasticflow.errors import StateError
+from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.process.checksums import crc_of, sums_of
 from elasticflow.runtime.process.sharded_tensors import local_of
 from elasticflow.runtime.process.torch_private import buffers_of, has_plain_state, unsaved_buffers_of
 from elasticflow.runtime.snapshot import reachable
-from elasticflow.runtime.snapshot.model_attributes import flags_of, goes_by, held_by, is_doubtful
 from elasticflow.runtime.training import several_optimizers
 from elasticflow.snapshots.format.state_json import StateMark
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from elasticflow.runtime.process.context import Worker
-    from elasticflow.runtime.snapshot.model_attributes import Attribute
     from elasticflow.runtime.state.state import State
-
-# Generators whose saved state consists of numbers.
-_LISTABLE = (random.Random, np.random.Generator)
 
 _SMALL = 2**16
 """Largest tensor in bytes that is compared by a checksum of all its bits; larger tensors are compared by the sum."""
@@ -48,8 +51,30 @@ _SNAPSHOTS = 3
 # Values outside `state_dict` that torch computes anew at each step, or uses internally.
 _SCRATCH = ("scaler._per_optimizer_states", "._step_count", "._opt_called")
 
+# Torch's own attributes, in every module.
+_OF_TORCH = {*vars(nn.Module()), "_compiled_call_impl"}
+# The parameters from which weight_norm, spectral_norm and pruning (torch.nn.utils) make `weight` at each forward.
+_MADE_OF = ("_orig", "_g")
+_DEEPEST = 3
+
+
 Mark = tuple[str, Any]
 """Kind and value of a leaf; equal as long as the leaf is unchanged."""
+
+
+@dataclass(frozen=True)
+class _Attribute:
+    """Place of a value.
+
+    Attributes:
+        is_itself: The attribute is the value itself, and not an object that holds the value.
+        has_graph: The value is a tensor that gradients flow through.
+    """
+
+    kind: type
+    name: str
+    is_itself: bool
+    has_graph: bool
 
 
 @dataclass(frozen=True)
@@ -58,7 +83,6 @@ class _Look:
 
     Attributes:
         loose: Marks of the values that are not captured tensors, by path.
-        numbers: Captured numbers, by path in the snapshot.
         own: Names of parts with a `state_dict` of their own, which may give a number any name.
         of_model: Attributes of the model's modules that hold loose values, by path.
     """
@@ -66,18 +90,7 @@ class _Look:
     loose: dict[str, Mark]
     numbers: dict[str, float]
     own: tuple[str, ...]
-    of_model: dict[str, Attribute]
-
-
-class Watch(Protocol):
-    """A further check for state outside snapshots, which `Unsaved` calls at the times of its own checks."""
-
-    def look(self, *, is_thorough: bool) -> None:
-        """Look after the first steps and before snapshots, at large tensors only if *is_thorough*.
-
-        Raises:
-            StateError: training has changed state that no snapshot holds; the message names it.
-        """
+    of_model: dict[str, _Attribute]
 
 
 class Unsaved:
@@ -94,20 +107,20 @@ class Unsaved:
         # Looks that are left before durable snapshots, and before states held in memory alone.
         self._looks = {True: _SNAPSHOTS, False: _SNAPSHOTS}
         self._warned: set[str] = set()
-        self._watches: list[Watch] = []
+        self._watches: list[Callable[..., None]] = []
         self._groups: dict[str, int] = {}
         # Flags of the model's modules before the first step.
         self._flags: dict[str, tuple[bool, type]] = {}
 
-    def add(self, watch: Watch) -> None:
-        """Add *watch* to the checks."""
+    def add(self, watch: Callable[..., None]) -> None:
+        """Have *watch* called at the times of the checks; it looks at large tensors only if its argument *is_thorough*."""
         self._watches.append(watch)
 
     def begin(self) -> None:
         """Fix the optimizers' groups from now on: `add_param_group` raises when it is called."""
         several_optimizers.fix_groups(self._state.optimizers)
         self._groups = {name: len(each.param_groups) for name, each in self._state.optimizers.items()}
-        self._flags = flags_of(self._state.model)
+        self._flags = _flags_of(self._state.model)
 
     @property
     def looks_after_steps(self) -> bool:
@@ -143,11 +156,11 @@ class Unsaved:
             self._require_complete()
         elif is_durable:
             for watch in self._watches:
-                watch.look(is_thorough=False)
+                watch(is_thorough=False)
 
     def _require_complete(self) -> None:
         for watch in self._watches:
-            watch.look(is_thorough=True)
+            watch(is_thorough=True)
         before, self._last = self._last, look(self._state)
         if before is None:
             return
@@ -161,9 +174,13 @@ class Unsaved:
     def _look_at_flags(self) -> None:
         """Tell of flags that the first step has set: a restart begins with the old ones, and may set initial weights again."""
         before, self._flags = self._flags, {}
-        for path, (value, kind) in flags_of(self._state.model).items():
+        for path, (value, kind) in _flags_of(self._state.model).items():
             has_changed = before.get(path, (value,))[0] != value
-            if has_changed and not is_ignored(path, self._ignored) and goes_by(kind, path.rpartition(".")[2]):
+            if (
+                has_changed
+                and not is_ignored(path, self._ignored)
+                and _goes_by(kind, path.rpartition(".")[2])
+            ):
                 self._tell(path, "a flag")
 
     def _tell(self, path: str, kind: str) -> None:
@@ -207,9 +224,8 @@ def look(state: State) -> _Look:
     outside = outside_of(state.model) | _taken_whole(roots_of(state).values())
     packed = {key: tensor.tolist() for key, tensor in captured.tensors.items() if "/scalars/" in key}
     numbers = dict(_numbers("", captured.tree, packed))
-    known = set(numbers.values())
     saved = outside_of(state.model) - {id(tensor) for tensor in _unsaved_buffers(state.model)}
-    of_model = {leaf.path: (leaf, attribute) for leaf, attribute in held_by(state.model, saved)}
+    of_model = {leaf.path: (leaf, attribute) for leaf, attribute in _held_by(state.model, saved)}
     reached = [
         *reachable.leaves(roots_of(state), names_of(state.model), outside),
         *(leaf for leaf, _ in of_model.values()),
@@ -217,12 +233,10 @@ def look(state: State) -> _Look:
     loose = [
         leaf
         for leaf in reached
-        if not (_is_real(leaf.value) and _address(leaf.value) in held)
-        and not is_scratch(leaf.path)
-        and not (isinstance(leaf.value, _LISTABLE) and _whole_numbers(leaf.value) <= known)
+        if not (_is_real(leaf.value) and _address(leaf.value) in held) and not is_scratch(leaf.path)
     ]
     marks = marks_of(loose)
-    copies = _copies(marks, loose, captured.tensors) | _listed(loose, numbers)
+    copies = _copies(marks, loose, captured.tensors, numbers)
     own = [name for name, root in {**roots_of(state), "model": state.model}.items() if has_own_state(root)]
     return _Look(
         {path: mark for path, mark in marks.items() if path not in copies},
@@ -260,8 +274,8 @@ def marks_of(leaves: Sequence[reachable.Leaf]) -> dict[str, Mark]:
     sums |= {path: crc_of(tensor) for path, tensor in tensors.items() if tensor.nbytes <= _SMALL}
     marks: dict[str, Mark] = {path: ("tensor", (shaped[path], sums[path])) for path in tensors}
     for leaf in leaves:
-        if isinstance(leaf.value, reachable.GENERATORS):
-            marks[leaf.path] = "generator", generator_state(leaf.value)
+        if isinstance(leaf.value, random_streams.GENERATORS):
+            marks[leaf.path] = "generator", random_streams.mark_of(leaf.value)
         elif _is_real(leaf.value) and leaf.value.numel() == 1:
             marks[leaf.path] = "scalar", repr(leaf.value.item())
         elif leaf.path not in tensors and not isinstance(leaf.value, Tensor | np.ndarray):
@@ -274,7 +288,7 @@ def moved(before: _Look, after: _Look, ignored: Sequence[str] = ()) -> tuple[lis
     """Return the paths that changed between two looks and are in no snapshot: first state, then doubtful values.
 
     A number with a fraction is doubtful: steps may or may not depend on it, as on the norm of the last gradient. For
-    attributes of the model, see `model_attributes`.
+    attributes of the model, see `_is_doubtful`.
     """
     paths = [
         path
@@ -289,7 +303,7 @@ def moved(before: _Look, after: _Look, ignored: Sequence[str] = ()) -> tuple[lis
         if kind in numbers and _is_captured_number(path, before, after):
             continue
         attribute = after.of_model.get(path)
-        may_be = kind == "number" if attribute is None else is_doubtful(attribute, kind)
+        may_be = kind == "number" if attribute is None else _is_doubtful(attribute, kind)
         (doubtful if may_be else lost).append(path)
     return lost, doubtful
 
@@ -371,22 +385,8 @@ def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if _is_real(tensor) else 0
 
 
-def generator_state(generator: Any) -> str:
-    """Return a text of a generator's state, which changes with each draw; for generators of any kind. `SystemRandom` has none."""
-    if isinstance(generator, random.SystemRandom):
-        return ""
-    if isinstance(generator, torch.Generator):
-        return str(crc_of(generator.get_state()))
-    if isinstance(generator, random.Random):
-        return str(hash(generator.getstate()))
-    if isinstance(generator, np.random.RandomState):
-        _, keys, *rest = generator.get_state(legacy=True)
-        return f"{hash(np.asarray(keys).tobytes())} {rest}"
-    return repr(generator.bit_generator.state)
-
-
 def _whole_numbers(generator: Any) -> set[int]:
-    """Return the whole numbers in a generator's state."""
+    """Return the whole numbers in the state of a generator whose state is made of numbers."""
     state = generator.getstate() if isinstance(generator, random.Random) else generator.bit_generator.state
     numbers, waiting = set(), [state]
     while waiting:
@@ -399,53 +399,44 @@ def _whole_numbers(generator: Any) -> set[int]:
 
 
 def _copies(
-    marks: Mapping[str, Mark], leaves: Sequence[reachable.Leaf], captured: Mapping[str, Tensor]
+    marks: Mapping[str, Mark],
+    leaves: Sequence[reachable.Leaf],
+    captured: Mapping[str, Tensor],
+    numbers: Mapping[str, float],
 ) -> set[str]:
     """Return the paths of values that a snapshot holds as copies.
 
-    A `state_dict` may clone tensors, make tensors of arrays, and store generator states.
+    A `state_dict` may clone tensors, make tensors or lists of arrays, a tensor of an array of one element, which has the same name
+    then, and store the states of generators.
     """
-    wanted = {_size_of(leaf.value) for leaf in leaves} - {0, 1}
-    has_generators = any(kind == "generator" for kind, _ in marks.values())
-    candidates = {
+    wanted = {_size_of(leaf.value) for leaf in leaves} - {0}
+    stored = {
         key: tensor.detach()
         for key, tensor in captured.items()
-        if tensor.numel() in wanted or (has_generators and tensor.dtype == torch.uint8)
+        if tensor.numel() in wanted or tensor.dtype == torch.uint8
     }
-    of_copies = marks_of(
-        [reachable.Leaf(key, tensor) for key, tensor in candidates.items() if tensor.numel() > 1]
-    )
-    tensors = {value for _, value in of_copies.values()}
-    generators = {
-        str(value[1]) for key, (_, value) in of_copies.items() if candidates[key].dtype == torch.uint8
-    }
-    return {
-        path
-        for path, (kind, value) in marks.items()
-        if (kind == "tensor" and value in tensors) or (kind == "generator" and value in generators)
-    } | _named_alike(leaves, captured)
-
-
-def _named_alike(leaves: Sequence[reachable.Leaf], captured: Mapping[str, Tensor]) -> set[str]:
-    """Return the paths of arrays of one element that a snapshot holds as tensors of the same names."""
-    arrays = [leaf for leaf in leaves if isinstance(leaf.value, np.ndarray) and _size_of(leaf.value) == 1]
-    names = {_name_of(leaf.path) for leaf in arrays}
-    tensors = {(key.rpartition("/")[2], tensor) for key, tensor in captured.items() if tensor.numel() == 1}
-    single = {(name, tensor.item()) for name, tensor in tensors if name in names}
-    return {leaf.path for leaf in arrays if (_name_of(leaf.path), leaf.value.item()) in single}
-
-
-def _listed(leaves: Sequence[reachable.Leaf], numbers: Mapping[str, float]) -> set[str]:
-    """Return the paths of arrays and tensors whose elements a snapshot holds as a list of numbers."""
+    of_stored = marks_of([reachable.Leaf(key, tensor) for key, tensor in stored.items()])
+    tensors = {value for kind, value in of_stored.values() if kind == "tensor"}
+    states = {str(value[1]) for key, (_, value) in of_stored.items() if stored[key].dtype == torch.uint8}
+    single = {(key.rpartition("/")[2], t.item()) for key, t in stored.items() if t.numel() == 1}
     lists: dict[str, list[float]] = {}
     for key, number in numbers.items():
         lists.setdefault(re.sub(r"(/\d+)+$", "", key), []).append(number)
-    lengths = {len(each) for each in lists.values()} - {1}
-    return {
-        leaf.path
-        for leaf in leaves
-        if _size_of(leaf.value) in lengths and leaf.value.reshape(-1).tolist() in lists.values()
-    }
+    lengths, known = {len(each) for each in lists.values()} - {1}, set(numbers.values())
+
+    def is_held(leaf: reachable.Leaf) -> bool:
+        kind, mark = marks[leaf.path]
+        value, size = leaf.value, _size_of(leaf.value)
+        if kind == "generator":
+            has_numbers = isinstance(value, random.Random | np.random.Generator)
+            return mark in states or (has_numbers and _whole_numbers(value) <= known)
+        is_listed = size in lengths and value.reshape(-1).tolist() in lists.values()
+        is_named = (
+            isinstance(value, np.ndarray) and size == 1 and (_name_of(leaf.path), value.item()) in single
+        )
+        return is_listed or is_named or (kind == "tensor" and size != 1 and mark in tensors)
+
+    return {leaf.path for leaf in leaves if leaf.path in marks and is_held(leaf)}
 
 
 def _numbers(path: str, value: Any, packed: Mapping[str, list[Any]]) -> Iterator[tuple[str, float]]:
@@ -495,3 +486,103 @@ def _as_number(text: str) -> float | None:
         return float(text.removeprefix("np.float64(").rstrip(")"))
     except ValueError:
         return None
+
+
+def _held_by(model: nn.Module, outside: Collection[int]) -> Iterator[tuple[reachable.Leaf, _Attribute]]:
+    """Yield the values that the model's modules hold and no `state_dict` gives, each with its place.
+
+    Args:
+        outside: `id` of objects that are neither followed nor yielded, such as its parameters and persistent buffers.
+    """
+    places: dict[str, tuple[type, str]] = {}
+    roots: dict[str, Any] = {}
+    for prefix, module in model.named_modules():
+        for name, value in _attributes_of(module):
+            path = ".".join(filter(None, ("model", prefix, name)))
+            if value is not None and not isinstance(value, bool | str):
+                roots[path], places[path] = value, (type(module), name)
+    for leaf in reachable.leaves(roots, {}, outside, _DEEPEST):
+        path = leaf.path
+        while path not in places:
+            path = path[: max(path.rfind("."), path.rfind("["))]
+        has_graph = isinstance(leaf.value, Tensor) and leaf.value.grad_fn is not None
+        yield leaf, _Attribute(*places[path], leaf.path == path, has_graph)
+
+
+def _flags_of(model: nn.Module) -> dict[str, tuple[bool, type]]:
+    """Return the flags that the model's modules hold, each with the class of its module."""
+    return {
+        ".".join(filter(None, ("model", prefix, name))): (value, type(module))
+        for prefix, module in model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, bool) and name not in _OF_TORCH
+    }
+
+
+def _goes_by(kind: type, name: str) -> bool:
+    """True if the methods of a class both set an attribute and read it."""
+    reads, writes, _ = _uses(kind, name)
+    return reads > 0 and writes > 0
+
+
+def _attributes_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    parameters = vars(module)["_parameters"]
+    for name, value in list(vars(module).items()):
+        is_made = isinstance(value, Tensor) and any(f"{name}{end}" in parameters for end in _MADE_OF)
+        if name not in _OF_TORCH and not is_made:
+            yield name, value
+    for name in unsaved_buffers_of(module):
+        yield name, buffers_of(module).get(name)
+
+
+def _is_doubtful(attribute: _Attribute, kind: str) -> bool:
+    """True if it is doubtful that steps depend on a value that changes.
+
+    Args:
+        kind: Kind of the value's mark: "tensor", "scalar", "generator", "whole" or "number".
+    """
+    if kind == "generator":
+        return False
+    if kind in {"tensor", "scalar"} and attribute.has_graph:
+        return True
+    if not attribute.is_itself:
+        return kind != "tensor"
+    reads, writes, counts = _uses(attribute.kind, attribute.name)
+    if kind in {"tensor", "scalar"}:
+        return writes > 0 and reads == 0
+    return not counts or reads <= counts
+
+
+def _uses(kind: type, name: str) -> tuple[int, int, int]:
+    """Return how often the methods of a class read an attribute, write it, and compute it from its old value."""
+    reads = writes = counts = 0
+    for base in kind.__mro__:
+        if base.__module__.startswith("torch."):
+            continue
+        for method in vars(base).values():
+            function = getattr(method, "__func__", getattr(method, "fget", method))
+            if isinstance(function, FunctionType):
+                # The function of a decorator, such as `torch.no_grad()`, reads nothing itself.
+                function = inspect.unwrap(function)
+            if not isinstance(function, FunctionType) or function.__name__ == "__init__":
+                continue
+            found = _names_in(function.__code__)[name]
+            reads, writes = reads + found["reads"], writes + found["writes"]
+            counts += min(found["reads"], found["writes"])
+    return reads, writes, counts
+
+
+def _names_in(code: CodeType) -> defaultdict[str, Counter[str]]:
+    found: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for each in dis.get_instructions(code):
+        if each.opname in {"LOAD_ATTR", "LOAD_METHOD"}:
+            found[each.argval]["reads"] += 1
+        elif each.opname == "STORE_ATTR":
+            found[each.argval]["writes"] += 1
+        elif isinstance(each.argval, CodeType):
+            for name, uses in _names_in(each.argval).items():
+                found[name].update(uses)
+        elif isinstance(each.argval, str) and each.opname == "LOAD_CONST":
+            # A `getattr` may read it.
+            found[each.argval]["reads"] += 1
+    return found

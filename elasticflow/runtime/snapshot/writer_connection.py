@@ -36,7 +36,6 @@ class WriterReports:
 
     Attributes:
         nbytes: Bytes of the last snapshot staged or requested, all ranks together.
-        stall_s: Seconds that training stood still for that snapshot.
     """
 
     def __init__(self, me: Worker, client: StagingClient, catalog: Catalog) -> None:

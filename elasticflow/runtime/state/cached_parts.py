@@ -52,7 +52,6 @@ class TensorSet:
     Attributes:
         tensors: Live tensors by key; packed scalars as they were when last refreshed.
         aliases: Tied tensors: key to the key that is stored.
-        memory_formats: How tensors that are not contiguous lie.
         scalars: The tensors that each packed tensor is made of, by its key.
         frozen: Keys of parameters that take no gradient.
         boxes: Rows that this rank holds of the sharded tensors, by key; `tensors` has the local parts.
@@ -101,11 +100,7 @@ def part_of(name: str, stateful: Any) -> StatefulPart:
 
 
 class StatefulPart:
-    """An object with `state_dict` and `load_state_dict`, whose `state_dict` is called each time.
-
-    Attributes:
-        name: Name of the object in snapshots and messages.
-    """
+    """An object with `state_dict` and `load_state_dict`, whose `state_dict` is called each time."""
 
     def __init__(self, name: str, stateful: Any) -> None:
         self.name, self.stateful = name, stateful

@@ -56,7 +56,6 @@ class Encoder:
     Attributes:
         tensors: Live tensors by key: nothing is copied but packed scalars.
         aliases: Maps the key of a tensor that shares its memory with an earlier tensor to the earlier key.
-        memory_formats: How tensors lie that are not contiguous, by key.
         scalars: The tensors that each packed vector is made of, by its key in `tensors`.
         boxes: Rows of a sharded tensor that this rank holds, by key; `tensors` has the local part.
     """
@@ -207,7 +206,6 @@ class Decoder:
     """Turns JSON back into values.
 
     Args:
-        memory_formats: How tensors that are not contiguous are to lie.
         copies: Give tensors memory of their own, laid out as they were; False for values that are copied anyway.
             A tensor that stood in two places is one tensor again.
         sharded: A sharded tensor of the job, if it has any: a tensor that lies in pieces, and whose place no tensor of the job

@@ -59,7 +59,6 @@ def check_optimizer(
 
     Args:
         saved_names: Names of the parameters of each group then; None if no one wrote them down.
-        names: The same now.
 
     Raises:
         StateError: they differ; names the first difference.

@@ -44,9 +44,6 @@ class OptionChange:
     """An option whose value in the job has changed since the snapshot was taken.
 
     Attributes:
-        part: `optimizer`, or `scheduler.g` and so on.
-        group: Number of the parameter group; None for a schedule.
-        option: Name of the option: `lr`.
         was: The earlier value, as text; None if there was no such option.
         now: The value now; None if the option is gone.
     """
@@ -89,9 +86,6 @@ class JobOptions:
         """Put what the job has changed into *states*, which are loaded next; return what is to be called after that.
 
         Schedules that were played through are taken out of *states*: they are where they have to be.
-
-        Args:
-            states: Decoded states of a snapshot, by part.
         """
         moved = self._play_through(states, changes)
         wanted: dict[str, list[dict[str, Any]]] = {}

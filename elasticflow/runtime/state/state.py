@@ -48,7 +48,6 @@ class Captured:
         tensors: By key, sorted; the same keys on every rank, and the same shapes but for sharded tensors. The same dict
             as before as long as they are the same tensors.
         aliases: Tied tensors: key to the key that is stored.
-        memory_formats: How tensors that are not contiguous lie in memory.
         frozen: Keys of the model's parameters that take no gradient.
         local: Keys of tensors that may differ between ranks: buffers, scalars packed together with buffers, objects of the job's
             own. Snapshots hold rank 0's tensors.
@@ -78,7 +77,6 @@ class State:
 
     Args:
         optimizers: In its place what a step that moves optimizers itself is given: one, or several in a mapping or a list.
-        include: The job's own objects that have `state_dict` and `load_state_dict`, by name.
 
     Raises:
         StateError: an object of *include* has no such methods, *optimizer* is not one, or *optimizers* holds something else.

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from elasticflow.runtime.data.index_loader import Batch
     from elasticflow.runtime.process.context import Worker
+    from elasticflow.runtime.training.replicated_step import TrainingStep
 
 
 def wrap(model: nn.Module, device: torch.device, **options: Any) -> DistributedDataParallel:
@@ -31,9 +32,6 @@ def wrap(model: nn.Module, device: torch.device, **options: Any) -> DistributedD
 
     DistributedDataParallel orders its buckets anew after the first backward: a run that resumes from a snapshot would sum in
     another order than one that was never interrupted (seen at 3 workers). So two empty backwards come first.
-
-    Args:
-        model: On *device*.
     """
     if device.type != "cpu":
         options = {"device_ids": [device.index], **options}
@@ -57,8 +55,6 @@ class DDPStep(ReplicatedStep):
     """A model with one replica per rank, whose gradients DistributedDataParallel adds up.
 
     Args:
-        model: On its device; every rank has rank 0's weights afterwards.
-        training_step: As for `ReplicatedStep`, and so are the *options*.
         ddp: Options of DistributedDataParallel, and sync_batchnorm.
 
     Raises:
@@ -68,22 +64,16 @@ class DDPStep(ReplicatedStep):
     is_exact = False
 
     def __init__(
-        self,
-        worker: Worker,
-        model: nn.Module,
-        training_step: Callable[[nn.Module, Any], Any],
-        *,
-        ddp: dict[str, Any] | None = None,
-        **options: Any,
+        self, worker: Worker, model: nn.Module, step: TrainingStep, *, ddp: Any = (), **options: Any
     ) -> None:
-        of_ddp = dict(ddp or {})
+        of_ddp = dict(ddp)
         self._is_synced = bool(of_ddp.pop("sync_batchnorm", False))
         if self._is_synced:
             _require_cuda(worker)
             worker.vote.may_skip = False  # forwards of all ranks wait for each other
             if worker.world_size > 1:
                 nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
-        super().__init__(worker, model, training_step, parts=worker.world_size, **options)
+        super().__init__(worker, model, step, parts=worker.world_size, **options)
         self._loss: float | Tensor = 0.0
         self._count: float | Tensor = 0.0
         self._values = torch.zeros(ROW_SIZE, dtype=torch.float32)

@@ -77,9 +77,7 @@ class _Operation:
 
     Attributes:
         arguments: Positional and named ones; a place stands for a tensor without memory.
-        made: Places of results in memory of their own.
         states: State of its generator before it, if it draws random numbers.
-        reads: Memory that must be filled before.
     """
 
     function: Any

@@ -25,13 +25,13 @@ from elasticflow.runtime.data.order.permutation import Permutation
 from elasticflow.runtime.data.sample_reader import EVALUATION, SampleReader
 from elasticflow.runtime.evaluation.metric import (
     OverSet,
+    hearing,
     metric_of,
     noting_arguments,
     number,
     of_loss,
     outputs_and_targets,
 )
-from elasticflow.runtime.evaluation.recorder import Listener, Recorder
 from elasticflow.runtime.evaluation.whole_set import OfBatch, WholeSet
 from elasticflow.runtime.measuring.marks import mark
 from elasticflow.runtime.process import random_streams
@@ -39,8 +39,7 @@ from elasticflow.runtime.process.sharded_tensors import reshard, sharded_modules
 from elasticflow.runtime.process.stopping import Stopped
 from elasticflow.runtime.training import loss_weights, model_buffers
 from elasticflow.runtime.training.loss import parse_loss, require_count
-from elasticflow.runtime.training.modes import evaluating
-from elasticflow.runtime.training.precision import AUTOCAST, autocast
+from elasticflow.runtime.training.precision import AUTOCAST, autocast, evaluating
 from elasticflow.snapshots.format.manifest import measure_of
 from elasticflow.snapshots.format.policy import Due
 
@@ -80,23 +79,17 @@ class Evaluation:
         model: The bare model: a forward through DDP would be a collective.
         training_step: Function that returns the loss; None if a step moves optimizers itself, so that no loss is measured.
         dataset: Result of `open_dataset`, or a dataset made from it.
-        schedule: Schedule of training.
-        precision: fp32, bf16 or fp16 (autocast).
         step: Function of (model, batch) that returns outputs and targets for the metrics, in place of *training_step*: no
             loss is measured.
         metrics: Metrics by name. A metric is a function (outputs, targets) -> mean over the batch, or of (model, batch) without
             *uses_loss*; a class with update(outputs, targets) and compute(); or a `Metric`.
         best: "max accuracy" or "min loss"; None remembers nothing. A value equal to the best one so far is a best one, too.
         best_of: Entry point of the metric that *best* names, as in the job file: "metrics:accuracy".
-        collate: Function that makes a batch of a list of samples. None: torch's default_collate.
         uses_loss: training_step calls the model once on the inputs of (inputs, targets).
         average: Average of the model's weights. If given, it is evaluated, and `best` refers to its metrics.
-        also_raw: Evaluate the model's own weights beside the average.
-        samples: Most samples to evaluate: always the same samples, drawn from the set by its length alone. None: all.
         stop_when: Ends training by the metrics, where this is the only set.
 
     Attributes:
-        weights: Weights whose metrics come first.
         best: Best value so far of the metric that *best* names.
         due: The intervals at which the set is measured.
     """
@@ -220,18 +213,27 @@ class Evaluation:
         self._has_looked = state.get("looked", True)
         # Older snapshots do not say what ranked them: it is taken to be what ranks now. They never measured an average.
         ranked_by, data = state.get("ranked_by") or self.ranked_by, state.get("data") or self.fingerprint
-        weights, source = state.get("weights", "raw"), state.get("source")
-        is_the_same = (ranked_by, weights) == (self.ranked_by, self.weights)
-        is_the_same = is_the_same and str(data) == str(self.fingerprint)
-        is_the_same = is_the_same and (None in (source, self._source) or source == self._source)
+        before = {
+            "ranked_by": ranked_by,
+            "source": state.get("source"),
+            "data": data,
+            "weights": state.get("weights", "raw"),
+        }
+        now = {
+            "ranked_by": self.ranked_by,
+            "source": self._source,
+            "data": self.fingerprint,
+            "weights": self.weights,
+        }
+        is_the_same = all(
+            str(before[name]) == str(now[name]) or (name == "source" and None in (before[name], now[name]))
+            for name in now
+        )
         best, measured = (state["best"], state["measured"]) if is_the_same else (None, None)
         self.best = best
         self._measured = None if measured is None else (int(measured[0]), float(measured[1]))
         is_lost = not is_the_same and state["best"] is not None
         if is_lost and self.best_mode is not None and self._worker.rank == 0:
-            now = {"ranked_by": self.ranked_by, "source": self._source, "data": self.fingerprint}
-            before = {"ranked_by": ranked_by, "source": source, "data": data}
-            now, before = {**now, "weights": self.weights}, {**before, "weights": weights}
             self._worker.event(events.BEST_RESET, best=state["best"], measured_by=before, now=now)
 
     def _measured_of(self, model: nn.Module) -> dict[str, float] | None:
@@ -249,7 +251,7 @@ class Evaluation:
         in_step = bool(sharded_modules(model))
         hears = self._training_step is not None and not self._uses_loss and self._takes_outputs
         looks, self._has_looked = not self._has_looked and not in_step, True
-        with Listener(model) if hears else nullcontext() as listener:
+        with hearing(model) if hears else nullcontext() as heard:
 
             def measure(number: int) -> OfBatch:
                 nonlocal looks
@@ -261,7 +263,7 @@ class Evaluation:
                     self._worker.generators.seed_model(
                         random_streams.model_key(self._worker.seed, 0, 0, number)
                     )
-                    return self._of_batch(model, batch, count, listener)
+                    return self._of_batch(model, batch, count, heard)
 
             whole_set = WholeSet(self._worker, batches, 2 + len(self._of_batches), of_set, in_step=in_step)
             result = whole_set.run(measure)
@@ -297,7 +299,7 @@ class Evaluation:
             if difference is not None:
                 loss_weights.warn(worker, difference)
 
-    def _of_batch(self, model: nn.Module, batch: Any, count: int, listener: Listener | None) -> OfBatch:
+    def _of_batch(self, model: nn.Module, batch: Any, count: int, heard: Callable[[], Any] | None) -> OfBatch:
         """Return the results of a batch, from a single forward if metrics are called with its outputs."""
         given: tuple[Any, Any] = model, batch  # to each metric that is not called with outputs
         forward = given
@@ -307,12 +309,17 @@ class Evaluation:
         elif self._training_step is None:
             pass
         elif self._uses_loss:
-            recorder = Recorder(model)
-            loss = self._training_step(recorder, batch)  # type: ignore[arg-type]  # called like a model
-            given = forward = recorder.outputs, batch[1]
+            made: list[Any] = []
+
+            def recorded(*args: Any, **kwargs: Any) -> Any:
+                made[:] = [model(*args, **kwargs)]
+                return made[0]
+
+            loss = self._training_step(recorded, batch)  # type: ignore[arg-type]  # called like a model
+            given = forward = made.pop(), batch[1]
         else:
             loss = self._training_step(model, batch)
-            forward = given if listener is None else (listener.outputs(), batch)
+            forward = given if heard is None else (heard(), batch)
         measured = []
         for name, metric in self._of_batches.items():
             arguments = metric.chosen(*forward) if metric.takes_outputs else given
@@ -438,7 +445,6 @@ def run_sets(
     Args:
         sets: Evaluation sets by name; metrics of a set with an empty name have no prefix.
         ranked: The set whose best value the log line shows, with its name.
-        stop_when: Receives the metrics.
     """
     began, since = time.time(), time.monotonic()
     phase = worker.heartbeat.phase("evaluate")

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from elasticflow.runtime.data.index_loader import Batch
     from elasticflow.runtime.process.context import Worker
+    from elasticflow.runtime.training.replicated_step import TrainingStep
 
 
 LOOKS = 2
@@ -50,8 +51,6 @@ class ExactStep(ReplicatedStep):
     Float statistics of BatchNorm become the mean of the shards'; every other buffer is what the first shard made it.
 
     Args:
-        model: On its device; every rank has rank 0's weights afterwards.
-        training_step: As for `ReplicatedStep`, and so are the *options*.
         virtual_shards: At least the world size; part of the trajectory.
 
     Raises:
@@ -62,15 +61,9 @@ class ExactStep(ReplicatedStep):
     _keeps_all_buffers = True
 
     def __init__(
-        self,
-        worker: Worker,
-        model: nn.Module,
-        training_step: Callable[[nn.Module, Any], Any],
-        *,
-        virtual_shards: int,
-        **options: Any,
+        self, worker: Worker, model: nn.Module, step: TrainingStep, *, virtual_shards: int, **options: Any
     ) -> None:
-        super().__init__(worker, model, training_step, parts=virtual_shards, **options)
+        super().__init__(worker, model, step, parts=virtual_shards, **options)
         refuse(worker, model, virtual_shards)
         determinism.be_deterministic()
         if worker.device.type == "cpu":
@@ -266,11 +259,7 @@ def _dense(gradient: Tensor | None) -> Tensor | None:
 
 
 class ShardBuffers:
-    """The model's buffers within a step: each shard begins with the same; BatchNorm's travel with the gradients.
-
-    Args:
-        buffers: Remembers all buffers before each step.
-    """
+    """The model's buffers within a step: each shard begins with the same; BatchNorm's travel with the gradients."""
 
     def __init__(self, model: nn.Module, buffers: model_buffers.ModelBuffers) -> None:
         self._buffers = buffers

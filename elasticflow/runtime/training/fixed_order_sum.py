@@ -134,8 +134,6 @@ class FixedOrderAllReduce:
     """Adds up what all shards of all ranks give, step by step.
 
     Args:
-        layout: Layout of one shard's tensors.
-        shards: Number of shards of all ranks.
         ranks: The ranks that share the shards out among them, each its even part, in this order.
     """
 

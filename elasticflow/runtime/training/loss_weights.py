@@ -122,8 +122,6 @@ def difference(
     items, that draws random numbers, fails on a part, or whose batch cannot be cut, gives None.
 
     Args:
-        worker: Owner of the generators that the step draws from; None: torch's.
-        model: Bare.
         dtype: Dtype of autocast, which the caller has switched on.
 
     Raises:

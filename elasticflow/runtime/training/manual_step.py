@@ -49,15 +49,10 @@ class ManualStep:
     """A model with one replica per rank, whose step moves the optimizers.
 
     Args:
-        model: On its device; every rank has rank 0's weights afterwards.
         training_step: Called with the bare model, this rank's samples and *made*; returns the loss to report, as a number
             or a mapping with `loss`.
         clip_grad_norm: Most that the norm of the gradients of one optimizer's parameters may be when it moves.
         logs_grad_norm: A step's line says that norm, as it was before.
-
-    Attributes:
-        is_exact: Steps have the same bits at every world size.
-        was_skipped: The last step was left out; a step of this kind never is.
 
     Raises:
         StateError: *made* holds something that is no optimizer of torch.

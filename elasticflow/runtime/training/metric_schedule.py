@@ -35,7 +35,6 @@ class MetricSchedule:
 
     Args:
         metric: Name of the metric as evaluation lines have it: `loss`, `val.loss`.
-        every: Intervals of the evaluation that measures the metric.
 
     Attributes:
         optimizer: Optimizer whose rates the schedule sets; None if the schedule does not name it.

@@ -48,8 +48,11 @@ class Group:
     @property
     def label(self) -> str:
         """Name of the group."""
-        if self.name is not None:
-            return self.name
+        return self.selectors if self.name is None else self.name
+
+    @property
+    def selectors(self) -> str:
+        """The selectors as a text."""
         dimensions = " or ".join(map(str, _several(self.ndim)))
         parts = [*_several(self.match), *([f"ndim {dimensions}"] if dimensions else [])]
         return ", ".join([*parts, *(kind.__name__ for kind in _several(self.module))])
@@ -168,55 +171,28 @@ def _is_inside(model: nn.Module, name: str, kinds: tuple[type[nn.Module], ...]) 
 
 def _takes_none(groups: Sequence[Group], number: int, model: nn.Module) -> JobKeyError:
     """Return the error for a group that took no parameter."""
-    group, names = groups[number], _names(model)
+    group, names, key = groups[number], _names(model), f"optimizer.groups.{number}"
     parameters = dict(model.named_parameters())
     fitting = [p for p in parameters.values() if _takes(group, model, p, names[id(p)])]
-    where = f"optimizer.groups[{number}]"
+    where = f"optimizer.groups[{number}] takes no parameter"
     if fitting:
         earlier = Counter(
             next(n for n, each in enumerate(groups) if _takes(each, model, p, names[id(p)])) for p in fitting
         )
         taken = ", ".join(f"{count} by groups[{each}]" for each, count in sorted(earlier.items()))
-        message = f"{where} takes no parameter: what it selects is taken before it ({taken})"
-        return JobKeyError(
-            f"optimizer.groups.{number}", message, "the first group that fits counts: put it first"
-        )
-    asked = [key for key in ("match", "ndim", "module") if getattr(group, key) is not None]
-    for key in asked:
-        alone = Group(**{key: getattr(group, key)})
-        if not any(_takes(alone, model, p, names[id(p)]) for p in parameters.values()):
-            words, remedy = _nothing_like(key, alone, model)
-            return JobKeyError(f"optimizer.groups.{number}.{key}", f"{where}.{key}: {words}", remedy)
-    message = f"{where}: no parameter has all of {', '.join(asked)}"
-    return JobKeyError(
-        f"optimizer.groups.{number}", message, "write them as groups of their own if one is enough"
-    )
-
-
-def _nothing_like(key: str, group: Group, model: nn.Module) -> tuple[str, str]:
-    """Return that nothing in the model fits one selector, and what there is instead."""
-    if key == "match":
-        globs = ", ".join(f'"{glob}"' for glob in _several(group.match))
-        near = _nearest(_several(group.match), [name for names in _names(model).values() for name in names])
-        return (
-            f"no parameter of the {type(model).__name__} has a name like {globs}",
-            f"the nearest are: {', '.join(near)}",
-        )
-    if key == "ndim":
-        has = sorted({p.ndim for p in model.parameters()})
-        wanted = " or ".join(map(str, _several(group.ndim)))
-        return f"no parameter has {wanted} dimensions", f"they have {', '.join(map(str, has))}"
-    kinds = ", ".join(kind.__name__ for kind in _several(group.module))
-    classes = dict.fromkeys(type(m).__name__ for m in model.modules() if any(True for _ in m.parameters()))
-    return f"no parameter belongs to a {kinds}", f"the modules with parameters are: {', '.join(classes)}"
-
-
-def _nearest(globs: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return the names most like one of the globs without wildcards; of names that differ in numbers only, the first."""
-    by_form: dict[str, str] = {}
-    for name in names:
-        by_form.setdefault(re.sub(r"\d+", "0", name), name)
-    texts = [re.sub(r"\[.*?\]|[*?]", "", glob).strip(".") for glob in globs]
-    return sorted(
+        message = f"{where}: what it selects is taken before it ({taken})"
+        return JobKeyError(key, message, "the first group that fits counts: put it first")
+    # The first of names that differ in numbers only.
+    by_form = {re.sub(r"\d+", "0", name): name for name in reversed(parameters)}
+    texts = [re.sub(r"\[.*?\]|[*?]", "", glob).strip(".") for glob in _several(group.match)] or [""]
+    near = sorted(
         by_form.values(), key=lambda name: -max(SequenceMatcher(None, t, name).ratio() for t in texts)
-    )[:_MOST_NAMED]
+    )
+    told = ", ".join(_form(name, parameters[name], model) for name in near[:_MOST_NAMED])
+    message = f"{where}: none of the {type(model).__name__} is {group.selectors}"
+    return JobKeyError(key, message, f"the nearest are: {told}")
+
+
+def _form(name: str, parameter: Any, model: nn.Module) -> str:
+    kind = type(model.get_submodule(name.rpartition(".")[0])).__name__
+    return f"{name} of a {kind}" + ("" if is_lazy(parameter) else f", ndim {parameter.ndim}")

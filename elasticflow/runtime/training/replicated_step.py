@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from elasticflow.runtime.training.precision import autocast
 from elasticflow.runtime.training.scalars import LOSS_KEYS, Scalars
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from torch import Tensor, nn
     from torch.amp import GradScaler
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from elasticflow.runtime.training.loss_weights import FirstLook
     from elasticflow.runtime.training.step_row import StepRow
 
+TrainingStep = Callable[["nn.Module", Any], Any]
 _EMPTY = (None, 0), 0
 _REQUIRES_GRAD = operator.attrgetter("requires_grad")
 
@@ -47,9 +49,7 @@ class ReplicatedStep(ABC):
         model: On its device; every rank has rank 0's weights afterwards.
         training_step: Called with the bare model and a part of the batch; returns what `parse_loss` takes.
         parts: Number of parts, over all ranks, in whose order scalars are added up.
-        precision: fp32, bf16 or fp16 (autocast).
         on_nonfinite: "stop" at a loss that is not finite, or "skip" the step.
-        scaler: Gradient scaler for fp16.
 
     Attributes:
         is_exact: Steps have the same bits at every world size.
@@ -68,7 +68,7 @@ class ReplicatedStep(ABC):
         self,
         worker: Worker,
         model: nn.Module,
-        training_step: Callable[[nn.Module, Any], Any],
+        training_step: TrainingStep,
         *,
         parts: int,
         precision: str,

@@ -105,10 +105,6 @@ class Scalars:
     def add(self, part: int, result: Any, weight: float) -> None:
         """Take the scalars of what the job's step returned for some items.
 
-        Args:
-            part: Part of the batch.
-            weight: Number of items that *result* is over.
-
         Raises:
             StepResultError: a scalar cannot have its name.
         """

@@ -119,9 +119,6 @@ class CountedSchedule:
     timm has `step(epoch)` for one that counts epochs (`t_in_epochs`) and `step_update(num_updates)` for one that counts
     steps; the other one of the two does nothing. Here both are told the same number.
 
-    Attributes:
-        optimizer: Optimizer whose rates the schedule sets.
-
     Raises:
         StateError: it has no such methods.
     """

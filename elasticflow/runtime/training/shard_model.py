@@ -57,8 +57,6 @@ def shard_model(
     Each rank has its rows of rank 0's values afterwards, on its device. Where no rank shares a model with another one, it is only moved.
 
     Args:
-        worker: This worker, whose layout says which ranks share a model.
-        model: As every rank has built it, on its device or in the CPU's memory.
         blocks: Modules to gather one at a time. None: those of *sharding*.
         build: Fills the model in, one block after the other, if its large tensors have no memory yet.
 

@@ -36,11 +36,10 @@ from elasticflow.runtime.training.replicated_step import ReplicatedStep
 from elasticflow.runtime.training.step_row import NO_REQUESTS, ROW_SIZE, StepRow, row_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from elasticflow.runtime.data.index_loader import Batch
     from elasticflow.runtime.process.context import Worker
     from elasticflow.runtime.process.shard_layout import ShardLayout
+    from elasticflow.runtime.training.replicated_step import TrainingStep
 
 _NO_MORE = -1  # in place of a block's number: a round's forwards are made
 _COMPARED_ROUNDS = 16  # in which the losses' parameters are counted: random draws that differ show soon
@@ -52,8 +51,6 @@ class ShardedStep(ReplicatedStep):
     """A model that the ranks of each replica share. For one number of virtual shards the bits are the same at any degree.
 
     Args:
-        model: Sharded by `shard_model.py`.
-        training_step: As for `ReplicatedStep`, and so are the *options*. It calls the model as a whole.
         virtual_shards: At least the world size.
         is_exact: The number is part of the trajectory, and every operation has the same bits each time.
 
@@ -67,13 +64,13 @@ class ShardedStep(ReplicatedStep):
         self,
         worker: Worker,
         model: nn.Module,
-        training_step: Callable[[nn.Module, Any], Any],
+        step: TrainingStep,
         *,
         virtual_shards: int,
         is_exact: bool,
         **options: Any,
     ) -> None:
-        super().__init__(worker, model, training_step, parts=virtual_shards, **options)
+        super().__init__(worker, model, step, parts=virtual_shards, **options)
         self.is_exact, self.virtual_shards = is_exact, virtual_shards
         if is_exact:
             exact.refuse(worker, model, virtual_shards)
@@ -197,10 +194,10 @@ class ShardedStep(ReplicatedStep):
                     self._training_step(self._model, self._spare)
                 except StopTraining as stop:
                     if not calls.has_begun:
-                        raise _stopped_at_once() from stop
+                        raise _stopped() from stop
                     # After the model has returned the request is that of the rank whose samples these are.
         if calls.is_within or not calls.made:
-            raise _stopped_within()
+            raise _stopped()
         if not calls.outputs:
             raise StateError(
                 "the model returned no tensor that can be differentiated, in a forward that counts nothing",
@@ -264,16 +261,10 @@ class ShardedStep(ReplicatedStep):
         ]
 
 
-def _stopped_within() -> StateError:
+def _stopped() -> StateError:
     return StateError(
-        "StopTraining was raised in the midst of a forward of a sharded model, for whose other blocks the other ranks wait",
-        "raise StopTraining before the model is called, or after it has returned",
-    )
-
-
-def _stopped_at_once() -> StateError:
-    return StateError(
-        "StopTraining was raised before this process called a sharded model for the first time, and the other ranks wait for that call",
+        "StopTraining was raised in the midst of a forward of a sharded model, or before this process called it for the first time, and "
+        "the other ranks wait for that forward",
         "raise StopTraining after the model has returned, or call run.stop(reason) before run.gradients",
     )
 
@@ -288,7 +279,6 @@ class _Calls:
 
     Attributes:
         known: Arguments of each call of the model in the last round of this rank's own; None before the first one.
-        made: Calls of the model that have returned in this round.
         is_within: A call of the model has begun and did not return.
         outputs: Differentiable tensors that the calls of this round returned.
     """

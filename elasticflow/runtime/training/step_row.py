@@ -30,7 +30,6 @@ class StepRow(NamedTuple):
     Attributes:
         loss: Sum of the losses times their weights.
         num_items: Number of items that the loss is a sum over; 0 if the step does not count them.
-        requests: The numbers of `Vote.requests`.
         scalars: Weighted sum and weight of each scalar, by place; in a part there may be fewer than there are places.
         extra: Numbers of one kind of step only.
     """

@@ -122,7 +122,7 @@ def test_own_data_is_counted_and_gone_on_with(groups: Callable[..., Any]) -> Non
     ended = group.run(2)
 
     assert ended.codes == [1, 1]
-    assert "in an order called own, and the job's are shuffled" in ended.errors[0]
+    assert "how they are drawn: shuffled, not own" in ended.errors[0]
 
 
 def test_stop_ends_the_run_on_all_ranks(groups: Callable[..., Any]) -> None:

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import StepLR
 from elasticflow.errors import StateError
 from elasticflow.runtime.process import process_group
 from elasticflow.runtime.process.votes import Vote
-from elasticflow.runtime.snapshot.captured import CaptureCheck
+from elasticflow.runtime.snapshot.replicas import CaptureCheck
 from elasticflow.runtime.state.state import State
 
 RANK, WORLD_SIZE = int(sys.argv[1]), int(sys.argv[2])

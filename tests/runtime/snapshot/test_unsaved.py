@@ -20,6 +20,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from elasticflow.errors import StateError
 from elasticflow.jobfile.tables.launching import SnapshotsTable
+from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.snapshot import unsaved
 from elasticflow.runtime.snapshot.unsaved import Unsaved
 from elasticflow.runtime.state.state import State
@@ -224,7 +225,7 @@ def test_constants_and_caches_are_no_state(keep: Callable[[], Any], move: Callab
 
 def test_a_generator_without_state_is_passed_over() -> None:
     """`random.SystemRandom` draws from the operating system: it has nothing that a snapshot could hold."""
-    assert not unsaved.generator_state(random.SystemRandom())
+    assert not random_streams.mark_of(random.SystemRandom())
     model: Any = net()
     model.secret = random.SystemRandom()
     assert missing(State(model=model, optimizer=SGD(model.parameters(), lr=0.1))) == ([], [])

@@ -105,16 +105,16 @@ WEIGHTED = WeightedOrder(np.ones(8), 1).record
 BUCKETED = BucketedOrder(np.arange(8.0), 4, tail="spill", seed=1).record
 MIXED = MixedOrder([4, 4], [1, 1], 1).record
 REFUSED = [
-    (VERSION, WEIGHTED, "the snapshot's samples were drawn by weights, and the job's are shuffled"),
+    (VERSION, WEIGHTED, "how they are drawn: shuffled, not weighted"),
     (
         BUCKETED,
         VERSION,
-        "the snapshot's samples were shuffled, and the job's are put into batches of similar length",
+        "how they are drawn: bucketed, not shuffled",
     ),
     (
         WeightedOrder(np.arange(8.0), 1).record,
         WEIGHTED,
-        "not as the snapshot's were \\(the numbers of the samples",
+        "another order than the snapshot's \\(the numbers of the samples",
     ),
     (WeightedOrder(np.ones(8), 1, 9).record, WEIGHTED, "as many samples make an epoch: 9, not 8"),
     (
@@ -129,9 +129,13 @@ REFUSED = [
     ),
     (MixedOrder([4, 4], [1, 2], 1).record, MIXED, "the shares of the sets: \\[1, 2\\], not \\[1, 1\\]"),
     (MixedOrder([4, 5], [1, 1], 1).record, MIXED, "how many samples the sets of the mixture have"),
-    (VERSION, MIXED, "the snapshot's samples were drawn from a mixture, and the job's are shuffled"),
-    (WEIGHTED, {**WEIGHTED, "version": 9}, "by rules 9, and this version of elasticflow knows rules 1 only"),  # type: ignore[dict-item]
-    (VERSION, 7, "order 7 of the samples, and this version of elasticflow knows order 1 only"),
+    (VERSION, MIXED, "how they are drawn: shuffled, not mixed"),
+    (
+        WEIGHTED,
+        {**WEIGHTED, "version": 9},
+        "weighted order 9 of the samples, and this version of elasticflow knows weighted order 1 only",
+    ),  # type: ignore[dict-item]
+    (VERSION, 7, "order 7 of the samples, and this version of elasticflow knows shuffled order 1 only"),
 ]
 
 

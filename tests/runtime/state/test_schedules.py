@@ -264,7 +264,8 @@ def test_a_position_in_an_unknown_order_is_refused() -> None:
     }
     assert metadata.position_of(content) == Position(3, 30, 0, 30, is_epoch_end=False)
     with pytest.raises(
-        StateError, match="order 2 of the samples, and this version of elasticflow knows order 1 only"
+        StateError,
+        match="order 2 of the samples, and this version of elasticflow knows shuffled order 1 only",
     ):
         require_same_order(ORDER_VERSION, metadata.order_of(content | {"order": 2}))
     require_same_order(ORDER_VERSION, metadata.order_of({}))

@@ -117,23 +117,23 @@ def _made(groups: list[Group]) -> list[list[int]] | str:
         return error.key
 
 
-NOTHING: list[tuple[list[Group], str, str, str]] = [
-    ([Group(match="*.biass")], "optimizer.groups.0.match", 'like "*.biass"', "linear.bias"),
-    ([Group(ndim=1), Group(match="*nrom.weight")], "optimizer.groups.1.match", "nrom", "norm.weight"),
-    ([Group(match="encoder.*")], "optimizer.groups.0.match", "Net has a name like", "the nearest are"),
-    ([Group(ndim=[3, 4])], "optimizer.groups.0.ndim", "3 or 4 dimensions", "they have 0, 1, 2"),
-    ([Group(module=nn.Conv2d)], "optimizer.groups.0.module", "belongs to a Conv2d", "LayerNorm"),
-    ([Group(ndim=1), Group(match="*.bias")], "optimizer.groups.1", "4 by groups[0]", "put it first"),
-    ([Group(ndim=2, match="*.bias")], "optimizer.groups.0", "all of match, ndim", "of their own"),
+NOTHING: list[tuple[list[Group], str, str]] = [
+    ([Group(match="*.biass")], "none of the Net is *.biass", "linear.bias of a Linear, ndim 1"),
+    ([Group(ndim=1), Group(match="*nrom.weight")], "nrom", "norm.weight"),
+    ([Group(match="encoder.*", name="first")], "none of the Net is encoder.*", "the nearest are"),
+    ([Group(ndim=[3, 4])], "none of the Net is ndim 3 or 4", "ndim 2"),
+    ([Group(module=nn.Conv2d)], "none of the Net is Conv2d", "LayerNorm"),
+    ([Group(ndim=1), Group(match="*.bias")], "4 by groups[0]", "put it first"),
+    ([Group(ndim=2, match="*.bias")], "none of the Net is *.bias, ndim 2", ".bias of a Linear, ndim 1"),
 ]
 
 
-@pytest.mark.parametrize(("groups", "key", "message", "remedy"), NOTHING)
-def test_a_group_that_takes_nothing_is_told(groups: list[Group], key: str, message: str, remedy: str) -> None:
-    """At its key, with the nearest names, the dimensions and the modules there are, or the group that took them."""
+@pytest.mark.parametrize(("groups", "message", "remedy"), NOTHING)
+def test_a_group_that_takes_nothing_is_told(groups: list[Group], message: str, remedy: str) -> None:
+    """At its key, with the nearest parameters there are, or the group that took them."""
     with pytest.raises(JobKeyError) as told:
         parameter_groups(Net(), groups)
-    assert told.value.key == key
+    assert told.value.key == f"optimizer.groups.{len(groups) - 1}"
     assert message in told.value.message
     assert remedy in (told.value.remedy or "")
 
@@ -143,7 +143,7 @@ def test_names_that_differ_in_numbers_only_are_told_once() -> None:
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(100)))
     with pytest.raises(JobKeyError) as told:
         parameter_groups(model, [Group(match="*.biases")])
-    assert told.value.remedy == "the nearest are: 0.bias, 0.weight"
+    assert told.value.remedy == "the nearest are: 0.bias of a Linear, ndim 1, 0.weight of a Linear, ndim 2"
 
 
 def test_a_lazy_parameter_has_no_dimensions_yet() -> None:

@@ -225,7 +225,7 @@ def test_stop_training_for_samples_that_count_nothing_asks_for_nothing(groups: C
         (("--odd", "unused"), "takes no part in the loss of a virtual shard"),
         (
             ("--stop", "before", "--stop-at", "1"),
-            "before this process called a sharded model for the first time",
+            "before this process called it for the first time",
         ),
         (("--odd", "skipped"), "called its blocks in another order than before"),
         (("--odd", "skipped at once"), "called its blocks in another order than before"),

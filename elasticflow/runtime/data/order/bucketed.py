@@ -46,9 +46,6 @@ class BucketedOrder:
     Args:
         batch: Samples of one step: the order depends on it.
         tail: "spill": batches resume from one epoch into the next; else an epoch begins with a batch.
-
-    Attributes:
-        has_repeats: A sample may come more than once in an epoch.
     """
 
     has_repeats = False

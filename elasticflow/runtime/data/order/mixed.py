@@ -42,9 +42,6 @@ class MixedOrder:
 
     Args:
         shares: How often each set is drawn, as whole numbers that count relative to their sum (at most 2**50).
-
-    Attributes:
-        has_repeats: A sample may come more than once in an epoch.
     """
 
     has_repeats = True

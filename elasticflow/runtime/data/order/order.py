@@ -71,12 +71,8 @@ def digest_of(values: NDArray[Any]) -> str:
     return digest.hexdigest()
 
 
-_KINDS = {
-    "weighted": "drawn by weights",
-    "bucketed": "put into batches of similar length",
-    "mixed": "drawn from a mixture",
-}
 _PARTS = {
+    "kind": "how they are drawn",
     "places": "as many samples make an epoch",
     "numbers": "the numbers of the samples",
     "batch": "dataset.global_batch_size",
@@ -92,37 +88,26 @@ def require_same_order(now: OrderRecord, then: OrderRecord) -> None:
     Raises:
         StateError: they differ, or this version does not know the snapshot's.
     """
-    if now == then:
+    before, after = _facts(then), _facts(now)
+    parts = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+    if not parts:
         return
-    if isinstance(then, int) and then != VERSION:
+    if "kind" in parts:
+        parts = ["kind"]
+    if "version" in parts:
         raise StateError(
-            f"the snapshot's position counts in order {then} of the samples, and this version of elasticflow knows order {VERSION} only",
+            f"the snapshot's position counts in {before['kind']} order {before.get('version')} of the samples, and this version of "
+            f"elasticflow knows {after['kind']} order {after.get('version')} only",
             _REMEDY,
         )
-    before, after = (_words(record) for record in (then, now))
-    if before != after:
-        raise StateError(
-            f"the snapshot's samples were {before}, and the job's are {after}: its position means other samples there",
-            "restore dataset.sampler and dataset.mix as they were, or start a new run",
-        )
-    assert isinstance(then, Mapping)
-    assert isinstance(now, Mapping)
-    if now.get("version") != then.get("version"):
-        raise StateError(
-            f"the snapshot's samples were {before} by rules {then.get('version')}, and this version of elasticflow knows rules "
-            f"{now.get('version')} only",
-            _REMEDY,
-        )
-    parts = [key for key in {**then, **now} if now.get(key) != then.get(key)]
-    differences = "; ".join(f"{_PARTS.get(key, key)}: {now.get(key)}, not {then.get(key)}" for key in parts)
+    differences = "; ".join(
+        f"{_PARTS.get(key, key)}: {after.get(key)}, not {before.get(key)}" for key in parts
+    )
     raise StateError(
-        f"the job's samples are {after}, but not as the snapshot's were ({differences}): its position means other samples there",
-        "restore these values, or start a new run",
+        f"the job's samples come in another order than the snapshot's ({differences}): its position means other samples there",
+        "give dataset.sampler, dataset.mix and the batch back what they were, or start a new run",
     )
 
 
-def _words(record: OrderRecord) -> str:
-    if isinstance(record, int):
-        return "shuffled"
-    kind = str(record.get("kind"))
-    return _KINDS.get(kind, f"in an order called {kind}")
+def _facts(record: OrderRecord) -> Mapping[str, Any]:
+    return {"kind": "shuffled", "version": record} if isinstance(record, int) else record

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from elasticflow.runtime.evaluation.packing import packed, unpacked
+from elasticflow.runtime.data.packing import packed, unpacked
 
 
 @pytest.mark.parametrize(

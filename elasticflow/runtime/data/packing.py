@@ -1,4 +1,4 @@
-"""Outputs and targets of one batch as bytes, and back: the same objects on whatever rank and device they were made."""
+"""Values of tensors as bytes, and back: the same objects in whatever process and on whatever device they were made."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import torch
 from torch import Tensor
 
 
-def packed(value: Any) -> memoryview:
+def packed(value: Any, *, keeps_classes: bool = False) -> memoryview:
     """Return a value of tensors as writable bytes: a pickle, each plain tensor with its own elements only.
+
+    Args:
+        keeps_classes: Tensors of classes of their own are pickled as these do it.
 
     Raises:
         TypeError: something in it cannot be pickled.
@@ -20,7 +23,7 @@ def packed(value: Any) -> memoryview:
     """
     buffer = io.BytesIO()
     try:
-        _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+        _Pickler(buffer, keeps_classes=keeps_classes).dump(value)
     except pickle.PicklingError as error:
         raise ValueError(str(error)) from error
     return buffer.getbuffer()
@@ -32,9 +35,14 @@ def unpacked(data: memoryview) -> Any:
 
 
 class _Pickler(pickle.Pickler):
+    def __init__(self, buffer: io.BytesIO, *, keeps_classes: bool) -> None:
+        super().__init__(buffer, protocol=pickle.HIGHEST_PROTOCOL)
+        self._keeps_classes = keeps_classes
+
     # A view would take its whole storage along, and a tensor of a GPU would want that GPU where it is unpacked.
     def reducer_override(self, value: Any) -> Any:
-        if not isinstance(value, Tensor) or value.layout is not torch.strided:
+        is_plain = type(value) is Tensor if self._keeps_classes else isinstance(value, Tensor)
+        if not is_plain or value.layout is not torch.strided:
             return NotImplemented
         plain = value.detach().cpu().contiguous()
         content = plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
