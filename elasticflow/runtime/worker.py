@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import faulthandler
 import os
 import signal
@@ -22,6 +21,7 @@ from elasticflow.runtime.process import (
     environment,
     failure,
     process_group,
+    run_lock,
     seeded_imports,
     standby_device,
     stopping,
@@ -31,7 +31,6 @@ from elasticflow.runtime.process.identity import Identity
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.system import fault_injection, forked_children, logs
 from elasticflow.system.exceptions import describe
-from elasticflow.system.file_lock import LOOK_S, FileLock, LockHeldError
 from elasticflow.system.process_record import ProcessRecord
 
 if TYPE_CHECKING:
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from elasticflow.protocol.snapshot_settings import SnapshotSettings
-    from elasticflow.run_folder import RunFolder
     from elasticflow.runtime.process.position import Position, Schedule
     from elasticflow.runtime.process.torch_private import Store
     from elasticflow.runtime.training.evaluation import Evaluations
@@ -77,7 +75,7 @@ def join(
     global _current  # noqa: PLW0603  # one worker per process
     _prepare_process()
     identity = Identity.read(os.environ, folder)
-    _hold_lock(identity)
+    run_lock.hold(identity)
     process_group.set_threads(threads, identity.local_world_size)
     chosen = devices.choose_device(identity, device)
     with forked_children.own_sockets():
@@ -311,44 +309,3 @@ def _exit(code: int) -> NoReturn:
         with suppress(OSError, ValueError):
             stream.flush()
     os._exit(code)  # see `leave`
-
-
-# A killed process gives the lock back within this time, however much memory it had.
-_DYING_S = 10.0
-# Errors of file systems without locks: there the fence decides (`snapshots/writer/committer.py`).
-_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
-
-
-def _hold_lock(identity: Identity) -> None:
-    """Lock the run folder until this process ends, if it is rank 0 and no supervisor holds that lock.
-
-    Raises:
-        RunLockedError: another start of the run is alive; the message names its process and machine.
-        StorageError: the run folder cannot be written.
-    """
-    if identity.rank != 0 or identity.started_by == "launcher":
-        return
-    folder = identity.run_folder
-    try:
-        lock = _take_lock(folder)
-    except OSError as error:
-        if error.errno in _NO_LOCKS:
-            return
-        raise errors.StorageError(
-            f"cannot write the run folder {folder.path}: {error.strerror}",
-            "check that it is writable, or name another one: elasticflow.join(folder=...)",
-        ) from error
-    forked_children.own(lock.descriptor)
-
-
-def _take_lock(folder: RunFolder) -> FileLock:
-    deadline = time.monotonic() + _DYING_S
-    while True:
-        try:
-            return FileLock.take(folder.lock)
-        except LockHeldError as held:
-            holder = held.holder
-            is_dying = holder is None or (holder.is_on_this_machine and not holder.is_alive)
-            if not is_dying or time.monotonic() > deadline:
-                raise held.refusal(f"the run in {folder.path}") from None
-        time.sleep(LOOK_S)

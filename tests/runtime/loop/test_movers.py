@@ -11,7 +11,7 @@ from torch.optim import SGD, Adam, Optimizer
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.loop.kept import parts_of
-from elasticflow.runtime.loop.passes import Movers
+from elasticflow.runtime.loop.movers import Movers
 from elasticflow.runtime.state.state import State
 from tests.runtime.snapshot.test_unsaved import Lookahead, TwoAdams
 
