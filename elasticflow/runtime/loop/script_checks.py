@@ -55,7 +55,7 @@ class ScriptChecks:
             LoopDriftError: an argument of `join` differs from what the snapshot was taken with.
         """
         snapshots.unsaved.add(
-            ScriptState(state, caller, passed, self._ignored, self._tell_of_left_out, repeats_epochs)
+            ScriptState(state, caller, passed, self._ignored, self._tell_of_left_out, repeats_epochs).look
         )
         worker, settings = self._worker, drift.of_join(self._worker, self._gradients)
         snapshots.describe_loop(settings)

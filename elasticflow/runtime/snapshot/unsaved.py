@@ -1,7 +1,7 @@
 """Finds state that training changes and a snapshot would leave out, while a job runs: a restart would lose that state.
 
 The walk covers optimizer, schedule, scaler, averaged model and included objects, and the attributes of the model's modules
-beside their parameters and buffers; a `Watch` looks at the objects of a script. Values that the walk reaches and no captured
+beside their parameters and buffers; `add` has the objects of a script looked at. Values that the walk reaches and no captured
 state holds are looked at again after later steps: a constant, or a cache that is filled once, stays as it is, while state
 changes. Values are compared by a sum over their bits, so nothing is copied. A value that a snapshot holds is recognised by
 its address in memory.
@@ -19,7 +19,7 @@ import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ from elasticflow.runtime.training import several_optimizers
 from elasticflow.snapshots.format.state_json import StateMark
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from elasticflow.runtime.process.context import Worker
     from elasticflow.runtime.state.state import State
@@ -93,17 +93,6 @@ class _Look:
     of_model: dict[str, _Attribute]
 
 
-class Watch(Protocol):
-    """A further check for state outside snapshots, which `Unsaved` calls at the times of its own checks."""
-
-    def look(self, *, is_thorough: bool) -> None:
-        """Look after the first steps and before snapshots, at large tensors only if *is_thorough*.
-
-        Raises:
-            StateError: training has changed state that no snapshot holds; the message names it.
-        """
-
-
 class Unsaved:
     """Looks for state that no snapshot would hold, in the first steps of a generation. Every rank.
 
@@ -118,13 +107,13 @@ class Unsaved:
         # Looks that are left before durable snapshots, and before states held in memory alone.
         self._looks = {True: _SNAPSHOTS, False: _SNAPSHOTS}
         self._warned: set[str] = set()
-        self._watches: list[Watch] = []
+        self._watches: list[Callable[..., None]] = []
         self._groups: dict[str, int] = {}
         # Flags of the model's modules before the first step.
         self._flags: dict[str, tuple[bool, type]] = {}
 
-    def add(self, watch: Watch) -> None:
-        """Add *watch* to the checks."""
+    def add(self, watch: Callable[..., None]) -> None:
+        """Have *watch* called at the times of the checks; it looks at large tensors only if its argument *is_thorough*."""
         self._watches.append(watch)
 
     def begin(self) -> None:
@@ -167,11 +156,11 @@ class Unsaved:
             self._require_complete()
         elif is_durable:
             for watch in self._watches:
-                watch.look(is_thorough=False)
+                watch(is_thorough=False)
 
     def _require_complete(self) -> None:
         for watch in self._watches:
-            watch.look(is_thorough=True)
+            watch(is_thorough=True)
         before, self._last = self._last, look(self._state)
         if before is None:
             return

@@ -62,7 +62,7 @@ class Script:
                 self._ignored,
                 self.told.__setitem__,
                 lambda: self.repeats_epochs,
-            )
+            ).look
         )
         return state
 

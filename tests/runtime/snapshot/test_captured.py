@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from elasticflow.runtime.snapshot import captured
+from elasticflow.runtime.snapshot import replicas
 from elasticflow.runtime.snapshot.replicas import CaptureCheck
 from elasticflow.runtime.state.state import State
 
@@ -85,7 +85,7 @@ class Files:
 def test_keys_that_are_no_utf8_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder may hold files with such names."""
     sent: list[str | None] = []
-    monkeypatch.setattr(captured, "DigestComparison", sent.append)
+    monkeypatch.setattr(replicas, "DigestComparison", sent.append)
     files, model = Files(), nn.Linear(1, 1)
     state = State(model=model, optimizer=SGD(model.parameters()), include={"files": files})
     check = CaptureCheck(SimpleNamespace(world_size=2, vote=SimpleNamespace(stop_wanted=None)))  # type: ignore[arg-type]

@@ -132,9 +132,9 @@ REFUSED = [
     (VERSION, MIXED, "how they are drawn: shuffled, not mixed"),
     (
         WEIGHTED,
-        {**WEIGHTED, "version": 9},
+        {**WEIGHTED, "version": 9},  # type: ignore[dict-item]
         "weighted order 9 of the samples, and this version of elasticflow knows weighted order 1 only",
-    ),  # type: ignore[dict-item]
+    ),
     (VERSION, 7, "order 7 of the samples, and this version of elasticflow knows shuffled order 1 only"),
 ]
 

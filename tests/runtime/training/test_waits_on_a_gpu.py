@@ -62,7 +62,7 @@ def made(me: Any, kind: str, device: torch.device) -> Callable[[Batch], Any]:
     if kind == "exact":
         step = ExactStep(me, model, mean_loss, virtual_shards=_PIECES, **options)
     else:
-        step = DDPStep(me, model, mean_loss, **options)  # type: ignore[arg-type]
+        step = DDPStep(me, model, mean_loss, **options)
 
     def run(batch: Batch) -> Any:
         loss = step.forward_backward(batch)
