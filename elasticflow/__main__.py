@@ -12,6 +12,7 @@ def main() -> None:
     """Run the command line and exit with its code."""
     # This comes first: Ctrl-C during the imports below would end in a traceback through them.
     signal.signal(signal.SIGINT, _leave)
+    _take_signals()
     _open_closed_streams()
     _name_working_folder()
     # This comes before the import of the command: the first step waits for the agent's imports, not for the command's.
@@ -21,6 +22,15 @@ def main() -> None:
     from elasticflow.cli.main import run
 
     run()
+
+
+def _take_signals() -> None:
+    """Undo what a parent process may leave behind: blocked signals, and an ignored SIGCHLD.
+
+    A blocked signal would never ask the run to exit; without SIGCHLD the end of a child would not be seen, or its exit code be lost.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def _open_closed_streams() -> None:

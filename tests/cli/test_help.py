@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -162,3 +163,22 @@ def test_a_reader_that_leaves_is_no_error_message(words: str) -> None:
         ["bash", "-c", line], cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=60, check=True
     )
     assert (len(done.stdout.splitlines()), done.stderr) == (1, "")
+
+
+def test_signals_that_the_parent_has_blocked_or_ignored_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise nothing would ask a run to exit, and the ends of workers would not be seen."""
+    monkeypatch.setattr(sys, "argv", ["elasticflow"])
+    monkeypatch.setattr(main, "run", lambda: None)
+    handlers = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGCHLD)}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGCHLD))
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        __main__.main()
+        assert (set(), signal.SIG_DFL) == (
+            signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+            signal.getsignal(signal.SIGCHLD),
+        )
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)

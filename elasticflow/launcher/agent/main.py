@@ -96,7 +96,8 @@ def _fork_server(
     if setup.start_method != "spawn" and not config.imports_anew:
         return ForkServer(started, setup)
     started.end()
-    return ForkServer.start(setup, (memory,))
+    # It inherits this process' output, which goes to the log already.
+    return ForkServer.start(replace(setup, log=""), (memory,))
 
 
 def _end_of(serve: Callable[[], None]) -> int:

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from elasticflow.launcher.agent import main
+from elasticflow.launcher.fork_server.client import ForkServer
 from elasticflow.launcher.fork_server.server_process import HELPER_KILLED, STORE_LOST, HelperLostError
 from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunRefusedError
 from elasticflow.protocol.store_address import StoreLostError
+from tests.launcher.agent.test_agent_process import CONFIG
+
+if TYPE_CHECKING:
+    from elasticflow.launcher.fork_server.protocol import Setup
 
 # All that an agent ever imports, its helpers' modules too: they are started while it imports, and import torch by name.
 _IMPORTS = """
@@ -44,6 +52,15 @@ def test_last_line_says_why_it_ends(
 
     assert code == main._end_of(serve)
     assert told == capsys.readouterr().err.strip()
+
+
+def test_server_started_anew_leaves_the_log_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the agent's output from its start: to move lines out of the log, which is open for appending, is an error."""
+    started: list[Setup] = []
+    monkeypatch.setattr(ForkServer, "start", lambda setup, _: started.append(setup))
+    ahead: Any = SimpleNamespace(end=lambda: None)
+    main._fork_server(ahead, replace(CONFIG, imports_anew=True), 3, {"NAME": "value"})
+    assert [("", "value")] == [(setup.log, setup.environment["NAME"]) for setup in started]
 
 
 @pytest.mark.usefixtures("real_processes")
