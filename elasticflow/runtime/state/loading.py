@@ -53,13 +53,14 @@ def check_module(module: nn.Module, saved: Mapping[str, Any], name: str) -> None
 
 
 def check_optimizer(
-    optimizer: Optimizer, saved: Any, name: str, *, saved_names: Names | None, names: Names
+    optimizer: Optimizer, saved: Any, name: str, *, saved_names: Names | None, names: Names, made: Any = None
 ) -> None:
     """Check that *saved* is the state of such an optimizer over such parameters.
 
     Args:
         saved_names: Names of the parameters of each group then; None if no one wrote them down.
         names: The same now.
+        made: Options of each group when the optimizer was made, before its first step. None: nobody wrote them down.
 
     Raises:
         StateError: they differ; names the first difference.
@@ -78,7 +79,9 @@ def check_optimizer(
             )
             raise _misfit(name, f"group {number} has {sizes}")
         # An option only in the job is one that a newer optimizer fills in by itself.
-        for option in sorted(saved_group.keys() - group.keys() - {"param_names"}):
+        # An option that the optimizer had not when it was made is its own record, as `scheduled_lr` of a schedule-free one.
+        options = saved_group.keys() if made is None else saved_group.keys() & made[number].keys()
+        for option in sorted(options - group.keys() - {"param_names"}):
             raise _misfit(name, f"{type(optimizer).__name__} has no option `{option}`")
     for number, (then, now) in enumerate(zip(saved_names or names, names, strict=True)):
         for index, (saved_name, live_name) in enumerate(zip(then, now, strict=True)):
