@@ -251,8 +251,8 @@ def _load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
     """Load with the dtypes that were saved and on the devices that are used.
 
     Source: torch 2.13, `Optimizer.load_state_dict` casts to the parameter's dtype (NAdam's `mu_product` is float32
-    for bfloat16 parameters, too), leaves a learning rate that is a tensor on the device it was read to, and drops an
-    option that the state lacks, such as a function.
+    for bfloat16 parameters, too), also in lists, replaces text by that of a generator, leaves a learning rate that is a
+    tensor on the device it was read to, and drops an option that the state lacks, such as a function.
     """
     options = [{k: v.device for k, v in g.items() if isinstance(v, Tensor)} for g in optimizer.param_groups]
     functions = [{k: v for k, v in g.items() if isinstance(v, FunctionType)} for g in optimizer.param_groups]
@@ -265,8 +265,18 @@ def _load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
     loaded = optimizer.state_dict()["state"]
     for index, saved in state["state"].items():
         for key, value in saved.items() if isinstance(saved, dict) else ():
-            if isinstance(value, Tensor) and value.dtype != loaded[index][key].dtype:
-                loaded[index][key] = value.to(loaded[index][key].device)
+            loaded[index][key] = _uncast(value, loaded[index][key])
+
+
+def _uncast(saved: Any, loaded: Any) -> Any:
+    """Return *saved* with its tensors on the devices of those in *loaded*, which are returned where they have its dtype."""
+    if isinstance(saved, Tensor):
+        return loaded if saved.dtype == loaded.dtype else saved.to(loaded.device)
+    if isinstance(saved, dict):
+        return {key: _uncast(value, loaded[key]) for key, value in saved.items()}
+    if isinstance(saved, list | tuple):
+        return type(saved)(_uncast(*pair) for pair in zip(saved, loaded, strict=True))
+    return saved
 
 
 def _check_tensor(name: str, key: str, live: Tensor, saved: Tensor) -> None:
