@@ -60,7 +60,7 @@ def check_optimizer(
     Args:
         saved_names: Names of the parameters of each group then; None if no one wrote them down.
         names: The same now.
-        made: Options of each group when the optimizer was made, before its first step. None: nobody wrote them down.
+        made: Options of each group when the optimizer was made, before its first step. None: unknown.
 
     Raises:
         StateError: they differ; names the first difference.

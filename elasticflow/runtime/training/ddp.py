@@ -48,8 +48,11 @@ def wrap(model: nn.Module, device: torch.device, **options: Any) -> DistributedD
 
 
 def _settle_buckets(replicas: DistributedDataParallel, options: Mapping[str, Any], *given: Any) -> None:
-    """Make two backwards that do nothing, each behind a forward of *given*; none where torch goes by the graph of the first step."""
-    for _ in range(0 if options.get("static_graph") else 2):
+    """Make two backwards that do nothing, each behind a forward of *given*; none where torch goes by the graph of the first step.
+
+    With find_unused_parameters torch keeps the order of its buckets, and would warn that these backwards leave nothing out.
+    """
+    for _ in range(0 if options.get("static_graph") or options.get("find_unused_parameters") else 2):
         torch.autograd.backward(replicas(*given))
 
 

@@ -146,6 +146,17 @@ class OneOfTwo(nn.Module):
 
 
 @pytest.mark.usefixtures("alone")
+def test_no_backward_comes_before_the_first_step_where_torch_keeps_its_buckets() -> None:
+    """Of one before it torch would warn that `find_unused_parameters` found none."""
+    replicas = ddp.wrap(OneOfTwo(), torch.device("cpu"), find_unused_parameters=True)
+    facts = replicas._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+    assert facts.get("iteration", 0) == 0
+    for _ in range(3):
+        assert not replicas.reducer._rebuild_buckets()
+        replicas(torch.ones(1, 1)).sum().backward()
+
+
+@pytest.mark.usefixtures("alone")
 def test_a_static_graph_is_that_of_the_first_step(me: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of backwards before it torch would learn that all parameters are used, and wait in vain to exchange gradients."""
     exchanged: list[int] = []
