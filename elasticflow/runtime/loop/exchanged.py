@@ -43,9 +43,10 @@ def not_exchanged(state: State, wrapped: AbstractSet[int], *, is_first: bool) ->
     if not is_first:
         return None  # models that are wrapped have differed after an earlier step of this start, too
     return (
-        "their gradients were not exchanged though the model is wrapped: the loop calls the bare model, a forward sets "
-        "parameters from its rank's own samples (as ActNorm does; dist.broadcast them after it), an optimizer holds the state of "
-        "some parameters only on each rank (as Muon may), or not every rank began with the same parameters"
+        "their gradients were not exchanged though the model is wrapped: the loop calls the bare model, a layer takes no part in "
+        "the loss (run.wrap(model, find_unused_parameters=True)), a forward sets parameters from its rank's own samples (as "
+        "ActNorm does; dist.broadcast them after it), an optimizer holds the state of some parameters only on each rank (as Muon "
+        "may), or not every rank began with the same parameters"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from elasticflow.runtime.state.state import State
 
-_PLAIN = (type(None), bool, int, float, str, list, tuple, dict, Tensor)
+_PLAIN = (type(None), bool, int, float, str, list, tuple, dict, OrderedDict, Counter, Tensor)
 _PARTS = {
     "model",
     "optimizer",
@@ -345,7 +346,7 @@ def _restored(live: Any, saved: Any, taken: dict[int, Tensor]) -> Any:
     if type(live) is tuple and type(saved) is tuple:
         same = [_restored(old, new, taken) for old, new in zip(live, saved, strict=False)]
         return (*same, *saved[len(same) :])
-    if type(live) is dict and type(saved) is dict:
+    if type(live) in (dict, OrderedDict, Counter) and isinstance(saved, dict):
         items = {key: _restored(live.get(key), new, taken) for key, new in saved.items()}
         live.clear()
         live.update(items)

@@ -120,8 +120,8 @@ def _remedy_for(name: str, kind: str) -> str:
             )
         case script_state.CARRIED:
             return (
-                f"a restart makes it anew before the loop; make it within each pass, or {argument}, a tensor that each pass "
-                f"fills by {name}.copy_(...) (torch.from_numpy shares an array's memory),"
+                f"a restart makes it anew before the loop; make it within each pass, or {argument}, a list, or a tensor that each "
+                f"pass fills by {name}.copy_(...) (torch.from_numpy shares an array's memory),"
             )
         case script_state.READER:
             return (

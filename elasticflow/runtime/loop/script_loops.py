@@ -10,7 +10,7 @@ import ast
 import linecache
 import sys
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import numpy as np
 from torch import Tensor, nn
@@ -125,14 +125,15 @@ def is_enumerated(frame: FrameType) -> bool:
 
 
 def carried_in(frame: FrameType, line: int) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors and arrays that the loops around *line* of *frame* carry, by variable.
+    """Yield the tensors, arrays and shuffled lists that the loops around *line* of *frame* carry, by variable.
 
-    A single number is not among them: it is often a sum to be printed.
+    A single number is not among them: it is often a sum to be printed. Neither is another list: it is often a record.
     """
     for name in _carried_names(frame.f_code.co_filename, line):
         value = frame.f_locals.get(name)
         for each in value if isinstance(value, tuple) else (value,):
-            if is_several_numbers(each):
+            is_order = isinstance(each, list) and name in _shuffled(frame.f_code.co_filename)
+            if is_order or is_several_numbers(each):
                 yield name, each
 
 
@@ -169,6 +170,19 @@ def set_by_the_run(file: str) -> frozenset[str]:
         for each in ast.walk(target)
         if isinstance(each, ast.Name | ast.Attribute) and isinstance(each.ctx, ast.Store)
     )
+
+
+@cache
+def _shuffled(file: str) -> frozenset[str]:
+    """Return the variables that a file gives to a function `shuffle`, which changes them in place."""
+    places = [node.args[0] for node in nodes_of(file) if _is_shuffle(node)]
+    return frozenset(place.id for place in places if isinstance(place, ast.Name))
+
+
+def _is_shuffle(node: ast.AST) -> TypeGuard[ast.Call]:
+    if not isinstance(node, ast.Call) or not node.args:
+        return False
+    return "shuffle" in {getattr(node.func, "attr", None), getattr(node.func, "id", None)}
 
 
 @cache
@@ -230,6 +244,8 @@ def _written(node: ast.AST) -> tuple[str | None, bool]:
     place, reads = node, False
     if isinstance(node, ast.AugAssign):
         place, reads = node.target, True
+    elif _is_shuffle(node):
+        place, reads = node.args[0], True
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         place, reads = node.func.value, node.func.attr in _UPDATES
         if not reads and node.func.attr not in _FILLS:

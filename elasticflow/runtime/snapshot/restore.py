@@ -122,7 +122,8 @@ def apply(
         SnapshotError: a file changed since it was verified, or cannot be read any more; no live object was changed.
         StateError: the snapshot belongs to another model or optimizer, or the ranks differ now.
     """
-    state.apply(content.state["state"], content.tensors, content.manifest.memory_formats, changes)
+    formats, made = content.manifest.memory_formats, content.state.get("options")
+    state.apply(content.state["state"], content.tensors, formats, changes, made)
     loader.release()
     captured = state.capture()
     compared = {key: tensor for key, tensor in captured.tensors.items() if key.startswith(_REPLICATED)}

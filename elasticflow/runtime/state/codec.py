@@ -44,7 +44,7 @@ _DICTS: dict[type, str] = {
     OrderedDict: StateMark.ORDERED,
     Counter: StateMark.COUNTER,
 }
-_REMEDY = "state may hold numbers, text, lists, tuples, dicts and tensors; bytes as torch.frombuffer(bytearray(data), dtype=torch.uint8)"
+_REMEDY = "state may hold numbers, text, lists, tuples, dicts and tensors; NumPy's by .tolist(); bytes as torch.frombuffer(bytearray(data), dtype=torch.uint8)"
 
 
 class Encoder:

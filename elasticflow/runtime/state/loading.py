@@ -53,12 +53,13 @@ def check_module(module: nn.Module, saved: Mapping[str, Any], name: str) -> None
 
 
 def check_optimizer(
-    optimizer: Optimizer, saved: Any, name: str, *, saved_names: Names | None, names: Names
+    optimizer: Optimizer, saved: Any, name: str, *, saved_names: Names | None, names: Names, made: Any = None
 ) -> None:
     """Check that *saved* is the state of such an optimizer over such parameters.
 
     Args:
         saved_names: Names of the parameters of each group then; None if no one wrote them down.
+        made: Options of each group when the optimizer was made, before its first step. None: unknown.
 
     Raises:
         StateError: they differ; names the first difference.
@@ -77,7 +78,9 @@ def check_optimizer(
             )
             raise _misfit(name, f"group {number} has {sizes}")
         # An option only in the job is one that a newer optimizer fills in by itself.
-        for option in sorted(saved_group.keys() - group.keys() - {"param_names"}):
+        # An option that the optimizer had not when it was made is its own record, as `scheduled_lr` of a schedule-free one.
+        options = saved_group.keys() if made is None else saved_group.keys() & made[number].keys()
+        for option in sorted(options - group.keys() - {"param_names"}):
             raise _misfit(name, f"{type(optimizer).__name__} has no option `{option}`")
     for number, (then, now) in enumerate(zip(saved_names or names, names, strict=True)):
         for index, (saved_name, live_name) in enumerate(zip(then, now, strict=True)):
@@ -247,8 +250,8 @@ def _load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
     """Load with the dtypes that were saved and on the devices that are used.
 
     Source: torch 2.13, `Optimizer.load_state_dict` casts to the parameter's dtype (NAdam's `mu_product` is float32
-    for bfloat16 parameters, too), leaves a learning rate that is a tensor on the device it was read to, and drops an
-    option that the state lacks, such as a function.
+    for bfloat16 parameters, too), also in lists, replaces text by that of a generator, leaves a learning rate that is a
+    tensor on the device it was read to, and drops an option that the state lacks, such as a function.
     """
     options = [{k: v.device for k, v in g.items() if isinstance(v, Tensor)} for g in optimizer.param_groups]
     functions = [{k: v for k, v in g.items() if isinstance(v, FunctionType)} for g in optimizer.param_groups]
@@ -261,8 +264,18 @@ def _load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
     loaded = optimizer.state_dict()["state"]
     for index, saved in state["state"].items():
         for key, value in saved.items() if isinstance(saved, dict) else ():
-            if isinstance(value, Tensor) and value.dtype != loaded[index][key].dtype:
-                loaded[index][key] = value.to(loaded[index][key].device)
+            loaded[index][key] = _uncast(value, loaded[index][key])
+
+
+def _uncast(saved: Any, loaded: Any) -> Any:
+    """Return *saved* with its tensors on the devices of those in *loaded*, which are returned where they have its dtype."""
+    if isinstance(saved, Tensor):
+        return loaded if saved.dtype == loaded.dtype else saved.to(loaded.device)
+    if isinstance(saved, dict):
+        return {key: _uncast(value, loaded[key]) for key, value in saved.items()}
+    if type(saved) in (list, tuple):
+        return type(saved)(_uncast(*pair) for pair in zip(saved, loaded, strict=True))
+    return saved
 
 
 def _check_tensor(name: str, key: str, live: Tensor, saved: Tensor) -> None:

@@ -236,6 +236,7 @@ class State:
         tensors: Mapping[str, Tensor],
         memory_formats: Mapping[str, str],
         changes: Sequence[OptionChange] = (),
+        made: Mapping[str, Any] | None = None,
     ) -> None:
         """Give the live objects the state that was captured; a module's tensors stay where they are in memory.
 
@@ -243,6 +244,7 @@ class State:
 
         Args:
             changes: Options that the job has changed since the snapshot; their new values count.
+            made: Options of the captured optimizers when they were made (`JobOptions.to_json`).
 
         Raises:
             StateError: the snapshot is of another model, optimizer, schedule or set of parts; named. Nothing was
@@ -260,7 +262,7 @@ class State:
             name: loading.decoded(part.stateful, content[name], view, own) for name, part in parts.items()
         }
         for name, part in parts.items():
-            self._check_part(name, part.stateful, decoded[name], content.get(PARAMETERS))
+            self._check_part(name, part.stateful, decoded[name], content.get(PARAMETERS), made or {})
         order = sorted(parts, key=self._when_loaded)
         merged: Callable[[], None] | None = None
         put_back = loading.in_place(self.optimizers.values())
@@ -280,12 +282,17 @@ class State:
         if merged is not None:
             merged()
 
-    def _check_part(self, name: str, stateful: Any, state: Any, saved_names: Names | None) -> None:
+    def _check_part(
+        self, name: str, stateful: Any, state: Any, saved_names: Names | None, made: Mapping[str, Any]
+    ) -> None:
         if isinstance(stateful, nn.Module):
             loading.check_module(stateful, state, name)
         elif several_optimizers.is_optimizer(name):
             saved = saved_names.get(name) if isinstance(saved_names, dict) else saved_names
-            loading.check_optimizer(stateful, state, name, saved_names=saved, names=self._names_of(name))
+            names = self._names_of(name)
+            loading.check_optimizer(
+                stateful, state, name, saved_names=saved, names=names, made=made.get(name)
+            )
         elif several_optimizers.is_schedule(name):
             loading.check_schedule(stateful, state, name)
 

@@ -46,8 +46,11 @@ def wrap(model: nn.Module, device: torch.device, **options: Any) -> DistributedD
 
 
 def _settle_buckets(replicas: DistributedDataParallel, options: Mapping[str, Any], *given: Any) -> None:
-    """Make two backwards that do nothing, each behind a forward of *given*; none where torch goes by the graph of the first step."""
-    for _ in range(0 if options.get("static_graph") else 2):
+    """Make two backwards that do nothing, each behind a forward of *given*; none where torch goes by the graph of the first step.
+
+    With find_unused_parameters torch keeps the order of its buckets, and would warn that these backwards leave nothing out.
+    """
+    for _ in range(0 if options.get("static_graph") or options.get("find_unused_parameters") else 2):
         torch.autograd.backward(replicas(*given))
 
 
@@ -188,10 +191,23 @@ def _require_cuda(worker: Worker) -> None:
 
 
 def _nothing(model: nn.Module) -> Tensor:
+    # DistributedDataParallel expects sparse gradients of these layers, and refuses dense ones.
+    sparse = {
+        id(layer.weight)
+        for layer in model.modules()
+        if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.sparse
+    }
     # An empty slice: gradients are zeros of the right shape even where a weight is not finite. The order of
     # the sum makes the gradients ready in the order a real backward has: last layer first.
-    parts = [(p if p.dim() else p.reshape(1))[:0].sum() for p in model.parameters() if p.requires_grad]
+    parts = [_empty_sum(p, id(p) in sparse) for p in model.parameters() if p.requires_grad]
     loss = parts[0].float()
     for part in parts[1:]:
         loss = loss + part
     return loss
+
+
+def _empty_sum(parameter: nn.Parameter, is_sparse: bool) -> Tensor:
+    if is_sparse:
+        none = torch.empty(0, dtype=torch.int64, device=parameter.device)
+        return nn.functional.embedding(none, parameter, sparse=True).sum()
+    return (parameter if parameter.dim() else parameter.reshape(1))[:0].sum()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+from collections import Counter, OrderedDict
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -257,14 +258,27 @@ def test_values_are_read_and_written_by_their_names() -> None:
 
 
 def test_a_list_a_dict_and_a_tensor_stay_the_scripts_own() -> None:
-    """An average made by hand is a dict of tensors: the same tensors, with the snapshot's values."""
+    """An average by hand, a dict, and the best weights, an OrderedDict: the same tensors, with the snapshot's values."""
     first = state_with(
-        history=[1.0, 2.0], average={"w": torch.ones(2)}, counts=torch.arange(3), pair=(torch.ones(1), 2)
-    )
+        history=[1.0, 2.0], average={"w": torch.ones(2)}, counts=torch.arange(3), pair=(torch.ones(1), 2),
+        best=OrderedDict(w=torch.ones(2)), seen=Counter(a=2),
+    )  # fmt: skip
     history: list[float] = []
     average, counts = {"w": torch.zeros(2)}, torch.zeros(3, dtype=torch.int64)
     weight, pair = average["w"], (torch.zeros(1), 0)
-    state_with(history=history, average=average, counts=counts, pair=pair).apply(*stored(first))
+    best, seen = nn.Linear(2, 1, bias=False).state_dict(), Counter(b=1)
+    best["w"] = best.pop("weight")[0]
+    kept = {
+        "history": history,
+        "average": average,
+        "counts": counts,
+        "pair": pair,
+        "best": best,
+        "seen": seen,
+    }
+    state_with(**kept).apply(*stored(first))
+    assert best["w"].tolist() == [1.0, 1.0]
+    assert seen == {"a": 2}
     assert history == [1.0, 2.0]
     assert average["w"] is weight
     assert weight.tolist() == [1.0, 1.0]

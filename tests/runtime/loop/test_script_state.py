@@ -508,6 +508,22 @@ def test_what_one_pass_writes_into_for_the_next_is_told(me: Any) -> None:
     assert script.told == dict.fromkeys(("delta", "center", "counts"), CARRIED)
 
 
+def test_an_order_that_passes_shuffle_is_told(me: Any) -> None:
+    """A list of nodes, as GraphSAGE's, or an array; not a record, a list that each pass makes, or one that is kept."""
+    script = Script(me)
+    nodes, order, kept, record = list(range(9)), np.arange(9), list(range(9)), [0]
+    script.keep(kept=kept)
+    for _ in range(2):
+        record += nodes[:2] + kept[:2]
+        random.shuffle(nodes)
+        np.random.shuffle(order)  # noqa: NPY002
+        random.shuffle(kept)
+        fresh = list(range(9))
+        random.shuffle(fresh)
+        script.step()
+    assert script.told == {"nodes": CARRIED, "order": CARRIED}
+
+
 def test_a_number_by_which_a_pass_finds_its_data_or_its_layer_is_told(me: Any) -> None:
     """Not one to be printed, one from the run's position, or one that is kept."""
     script, data = Script(me), list(range(9))

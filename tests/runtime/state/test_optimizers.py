@@ -119,6 +119,28 @@ def test_optimizer_goes_on_where_it_was(name: str, tmp_path: Path) -> None:
     check(make, tmp_path)
 
 
+class Preconditioned(O.SGD):
+    """SGD with matrices in a list, text and a nested dict in its state, as SOAP and Shampoo have them."""
+
+    def step(self, closure: Any = None) -> Any:
+        """Add to the matrices, and step."""
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            if "GG" not in state:
+                state.update(
+                    GG=[torch.zeros(2, dtype=torch.float64), []], mode="first", Q={"q": (torch.ones(1),)}
+                )
+            state["GG"][0] += 1 / 3
+            state["Q"]["q"][0].mul_(1.1)
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_what_a_state_holds_in_lists_keeps_its_dtype_and_its_text(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Torch's own loading casts tensors in lists, too, and replaces text by that of a generator."""
+    check(lambda model: Preconditioned(model.parameters(), lr=0.1), tmp_path, dtype)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("name", ["adamw", "nadam", "radam", "asgd", "rmsprop-all", "adafactor", "adagrad"])
 def test_state_keeps_its_dtype_whatever_the_parameters_have(

@@ -101,8 +101,26 @@ def go_on(before: Job, after: Job) -> list[str]:
     tensors = {key: tensor.detach().clone() for key, tensor in captured.tensors.items()}
     options = json.loads(json.dumps(before.state.options.to_json()))
     changes = after.state.options.changes_since(options)
-    after.state.apply(content, tensors, captured.memory_formats, changes)
+    after.state.apply(content, tensors, captured.memory_formats, changes, options)
     return [change.option for change in changes]
+
+
+class ScheduleFree(torch.optim.SGD):
+    """An optimizer that writes an option of its own in its first step."""
+
+    def step(self, closure: Any = None) -> Any:
+        """Write the rate down, and step."""
+        for group in self.param_groups:
+            group["scheduled_lr"] = group["lr"] / 2
+        return super().step(closure)
+
+
+def test_an_option_that_an_optimizer_writes_in_its_first_step_is_the_snapshots() -> None:
+    """As `scheduled_lr` of AdamWScheduleFree: an optimizer that has just been made has no such option."""
+    before, after = job(ScheduleFree, lr=0.5), job(ScheduleFree, lr=0.5)
+    trained(before, range(STEPS))
+    assert go_on(before, after) == []
+    assert after.optimizer.param_groups[0]["scheduled_lr"] == 0.25
 
 
 def rates(run: Job) -> list[float]:

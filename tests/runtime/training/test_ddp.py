@@ -120,6 +120,18 @@ def test_a_wrapped_model_is_never_called_without_inputs() -> None:
     assert model.weight.grad is not None
 
 
+@pytest.mark.usefixtures("alone")
+def test_layers_with_sparse_gradients_are_wrapped() -> None:
+    """DistributedDataParallel expects sparse gradients of them in the two empty backwards, too."""
+    model = nn.Sequential(nn.EmbeddingBag(5, 2, sparse=True), nn.Linear(2, 1))
+    replicas = ddp.wrap(model, torch.device("cpu"))
+    replicas(torch.ones(1, 2, dtype=torch.int64)).sum().backward()
+    gradient = model[0].weight.grad
+    assert isinstance(gradient, Tensor)
+    assert gradient.is_sparse
+    assert gradient.to_dense()[:, 0].nonzero().tolist() == [[1]]
+
+
 class OneOfTwo(nn.Module):
     """Two layers, one of which no step uses."""
 
@@ -131,6 +143,17 @@ class OneOfTwo(nn.Module):
         """Return the outputs."""
         outputs: Tensor = self.used(inputs)
         return outputs
+
+
+@pytest.mark.usefixtures("alone")
+def test_no_backward_comes_before_the_first_step_where_torch_keeps_its_buckets() -> None:
+    """Of one before it torch would warn that `find_unused_parameters` found none."""
+    replicas = ddp.wrap(OneOfTwo(), torch.device("cpu"), find_unused_parameters=True)
+    facts = replicas._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+    assert facts.get("iteration", 0) == 0
+    for _ in range(3):
+        assert not replicas.reducer._rebuild_buckets()
+        replicas(torch.ones(1, 1)).sum().backward()
 
 
 @pytest.mark.usefixtures("alone")
