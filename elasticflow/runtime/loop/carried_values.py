@@ -29,7 +29,7 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 def carried_in(frame: FrameType, line: int) -> Iterator[tuple[str, Any]]:
     """Yield the tensors and arrays that the loops around *line* of *frame* carry, by variable.
 
-    A single number is not among them: it is often a sum to be printed.
+    For a single number, which is often a sum to be printed, see `counted_in`.
     """
     for name in _names(frame.f_code.co_filename, line):
         value = frame.f_locals.get(name)
@@ -39,10 +39,15 @@ def carried_in(frame: FrameType, line: int) -> Iterator[tuple[str, Any]]:
 
 
 def counted_in(frame: FrameType, line: int) -> Iterator[tuple[str, int | float]]:
-    """Yield the numbers that the loops around *line* carry and use as an index, or give to a model; not those to be printed."""
+    """Yield the numbers that the loops around *line* carry, and that a gradient, a rate, an index or a model depends on.
+
+    Those that are only printed are not among them.
+    """
     variables: dict[str, Any] = {**frame.f_globals, **frame.f_locals}
     for name, model in _numbers_used(frame.f_code.co_filename, line):
         value = variables.get(name)
+        if isinstance(value, Tensor) and value.numel() == 1:
+            value = value.item()
         if isinstance(value, int | float) and (model is None or isinstance(variables.get(model), nn.Module)):
             yield name, value
 
@@ -95,10 +100,12 @@ def _parts_of(loop: ast.For | ast.While) -> list[ast.AST]:
 
 @cache
 def _numbers_used(file: str, line: int) -> tuple[tuple[str, str | None], ...]:
-    """Return the names that a loop around *line* carries and uses as an index, with None, or gives to a call, with its name."""
+    """Return the names that a loop around *line* carries and gives to a call, with its name, or that a step depends on, with None."""
     loops = loops_around(file, line)
     names = set(_names(file, line)) - set_by_the_run(file)
-    found: dict[tuple[str, str | None], None] = {}
+    found: dict[tuple[str, str | None], None] = {
+        (name, None): None for loop in loops for name in sorted(names & _learned_from(loop))
+    }
     for node in (each for loop in loops for each in ast.walk(loop)):
         inside: list[ast.AST] = []
         model = None
@@ -110,6 +117,76 @@ def _numbers_used(file: str, line: int) -> tuple[tuple[str, str | None], ...]:
             (each.id, model): None for each in inside if isinstance(each, ast.Name) and each.id in names
         }
     return tuple(found)
+
+
+@cache
+def _learned_from(loop: ast.For | ast.While) -> frozenset[str]:
+    """Return the names that gradients and learning rates in *loop* are computed from, and those that decide whether an optimizer steps."""
+    nodes = list(ast.walk(loop))
+    found: set[str] = set()
+    for node in nodes:
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "backward"
+        ):
+            found |= _read_in(node)
+        elif isinstance(node, ast.Assign) and any(map(_is_rate, node.targets)):
+            found |= _read_in(node.value)
+        elif isinstance(node, ast.If) and any(map(_learns, node.body)):
+            found |= _read_in(node.test)
+    bound = [each for node in nodes for each in _bound_in(node)]
+    grows = True
+    while grows:
+        before = len(found)
+        for target, value in bound:
+            if found & _assigned_in(target):
+                found |= _read_in(value)
+        grows = len(found) > before
+    return frozenset(found)
+
+
+def _bound_in(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+    """Yield what *node* assigns to, with the value of each: `a, b = b, a` has two."""
+    if not isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) or node.value is None:
+        return
+    for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+        value = node.value
+        if (
+            isinstance(target, ast.Tuple)
+            and isinstance(value, ast.Tuple)
+            and len(target.elts) == len(value.elts)
+        ):
+            yield from zip(target.elts, value.elts, strict=True)
+        else:
+            yield target, value
+
+
+def _read_in(node: ast.AST) -> set[str]:
+    return {
+        each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)
+    }
+
+
+def _assigned_in(target: ast.AST) -> set[str]:
+    return {
+        each.id for each in ast.walk(target) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+    }
+
+
+def _is_rate(target: ast.AST) -> bool:
+    """Return True for `group["lr"]`."""
+    return (
+        isinstance(target, ast.Subscript)
+        and isinstance(target.slice, ast.Constant)
+        and target.slice.value == "lr"
+    )
+
+
+def _learns(node: ast.AST) -> bool:
+    """Return True if a gradient is made in *node*, or an optimizer or a schedule steps."""
+    called = (each.func for each in ast.walk(node) if isinstance(each, ast.Call))
+    return any(isinstance(each, ast.Attribute) and each.attr in {"backward", "step"} for each in called)
 
 
 @cache

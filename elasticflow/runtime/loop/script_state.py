@@ -182,16 +182,16 @@ class ScriptState:
             frame = frame.f_back
 
     def _tell_of(self, found: Sequence[Found]) -> None:
-        scheduled = set()
+        scheduled: set[int] = set()
         for each in found:
-            scheduled.add(id(_optimizer_of(each.value)))
+            scheduled |= _groups_of(_optimizer_of(each.value))
             if each.is_told:
                 self._tell_once(id(each.value), each.path, each.kind)
             if each.role == COPY and id(each.value) not in self._copies_at_first:
                 # A list of copies gets one message.
                 self._tell_once(re.sub(r"\[\d+\]", "[]", each.path), each.path, each.kind)
         for name, optimizer in self._unscheduled():
-            if id(optimizer) not in scheduled:
+            if not scheduled & _groups_of(optimizer):
                 self._tell_once(name, "scheduler", f"learning-rate schedule that was made for {name}")
 
     def _tell_once(self, key: str | int, path: str, kind: str) -> None:
@@ -254,11 +254,12 @@ class ScriptState:
 
     def _unscheduled(self) -> Iterator[tuple[str, Optimizer]]:
         """Yield the kept optimizers that a schedule was made for which is not kept."""
-        scheduled = {id(_optimizer_of(value)) for value in _kept(self._state)}
+        scheduled = {group for value in _kept(self._state) for group in _groups_of(_optimizer_of(value))}
         for name, optimizer in self._state.optimizers.items():
             is_wrapped = hasattr(optimizer.step, "_wrapped_by_lr_sched")
             has_schedule = is_wrapped or any("initial_lr" in group for group in optimizer.param_groups)
-            if has_schedule and id(optimizer) not in scheduled and not (is_wrapped and _is_left(optimizer)):
+            is_kept = bool(scheduled & _groups_of(optimizer))
+            if has_schedule and not is_kept and not (is_wrapped and _is_left(optimizer)):
                 yield name, optimizer
 
     def _compare_rates(self) -> None:
@@ -527,6 +528,11 @@ def _tensors_of(state: State) -> set[int]:
 
 def _optimizer_of(value: Any) -> Any:
     return getattr(value, "__dict__", {}).get("optimizer")
+
+
+def _groups_of(optimizer: Any) -> set[int]:
+    """Return the `id` of an optimizer's groups, in which a schedule sets the rates: an optimizer around another one shares them."""
+    return {id(group) for group in optimizer.param_groups} if isinstance(optimizer, Optimizer) else set()
 
 
 def _has_state(value: Any, kept_tensors: set[int]) -> bool:
