@@ -169,6 +169,8 @@ def parts_of(objects: Mapping[str, Any]) -> dict[str, Any]:
     optimizers = _taken(left, Optimizer)
     if not optimizers:
         raise _no_optimizer(left)
+    for name, optimizer in optimizers.items():
+        _require_hooks(name, optimizer)
     schedules = _taken(left, LRScheduler)
     scalers: dict[str, Any] = {name: left.pop(name) for name in list(left) if is_scaler(left[name])}
     # One that is switched off has no state, and none of the attributes of one that is on.
@@ -188,6 +190,18 @@ def parts_of(objects: Mapping[str, Any]) -> dict[str, Any]:
             **dict(list(scalers.items())[1:]),
         },
     }
+
+
+def _require_hooks(name: str, optimizer: Any) -> None:
+    """Raise StateError if no hook tells of the steps of *optimizer*, whose class does not call `Optimizer.__init__`."""
+    if not hasattr(optimizer, "_optimizer_step_post_hooks"):
+        kind = type(optimizer).__name__
+        raise StateError(
+            f"{name}, a {kind}, is an optimizer around another one, and does not call Optimizer.__init__, which makes the hooks that tell "
+            "of its steps",
+            f"make {kind} no subclass of Optimizer, let its state_dict and load_state_dict hold its own state, and "
+            f"run.keep(optimizer={name}.optimizer, {kind.lower()}={name})",
+        )
 
 
 def _no_optimizer(objects: Mapping[str, Any]) -> StateError:
@@ -251,12 +265,16 @@ def _included(state: State) -> dict[str, Any]:
 
 
 def inside(value: Any) -> Any:
-    """Return the object that a library has wrapped: a model, an optimizer (Accelerate's and Fabric's have one), a schedule (Accelerate's)."""
+    """Return the object that a library has wrapped: a model, an optimizer (Accelerate's and Fabric's have one), a schedule (Accelerate's).
+
+    An optimizer with a state of its own around another one, as Lookahead, is returned as it is.
+    """
     if isinstance(value, nn.Module):
         return bare(value)
     if isinstance(value, Optimizer):
         inner = getattr(value, "optimizer", None)
-        return inside(inner) if isinstance(inner, Optimizer) else value
+        is_wrapped = isinstance(inner, Optimizer) and value.state is inner.state
+        return inside(inner) if is_wrapped else value
     schedule = getattr(value, "__dict__", {}).get("scheduler")
     return schedule if isinstance(schedule, LRScheduler) else value
 

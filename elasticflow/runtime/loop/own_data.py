@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from elasticflow.runtime.loop.loop_schedule import stage_seed
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.snapshot.reachable import living
 
@@ -76,12 +77,20 @@ class OwnData:
                 "the first pass after this restart drew the random numbers of the run's first pass, and other passes draw numbers, too: "
                 "for step in run.steps(...) or run.epochs(...) seeds the generators before the first pass, as before all others"
             )
+        self._seed(self._worker.seed, step, "own data")
+        self._words_before = self._words()
+
+    def seed_epoch(self, stage: int, epoch: int) -> None:
+        """Seed the generators for the code before an epoch's batches: a restart in the middle of the epoch runs that code again."""
+        self._worker.generators.before_data()  # which notes draws of the last pass
+        self._seed(stage_seed(self._worker.seed, stage), epoch, "epoch")
+
+    def _seed(self, seed: int, place: int, use: str) -> None:
         of_python, of_numpy, of_torch = (
-            random_streams.hook_key(self._worker.seed, step, rank, "own data") for rank in self._ranks
+            random_streams.hook_key(seed, place, rank, use) for rank in self._ranks
         )
         self._worker.generators.seed_model(of_torch)
         random_streams.seed_two(of_python, of_numpy)
-        self._words_before = self._words()
 
     def warn_of_workers(self) -> None:
         """Warn, after an epoch, of loader processes that live on: no restart has the states of their random generators."""

@@ -151,8 +151,8 @@ class Run:
 
         Inside the loop, `batches` without *epochs* and *steps* gives the batches of the epoch. The code after the batches belongs
         to the epoch: the snapshot of the epoch's last step is taken after that code, so that a restart neither skips nor
-        repeats it. A run that resumes in the middle of an epoch runs the code before `batches` again; then kept state is
-        restored from the snapshot. If all ranks exit in the middle of an epoch, this process ends as by `finish`. A script that
+        repeats it. The generators are seeded before each epoch but the first, from the seed and the epoch's number. A run that
+        resumes in the middle of an epoch runs the code before `batches` again; then kept state is restored from the snapshot. If all ranks exit in the middle of an epoch, this process ends as by `finish`. A script that
         reads its own data resumes from the beginning of the epoch, unless `keep` was given a loader: an object that can be
         iterated over and has a state.
 

@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from elasticflow.errors import StateError
-from elasticflow.runtime.loop import kept, script_loops
+from elasticflow.runtime.loop import carried_values, kept, script_loops
 from elasticflow.runtime.process import random_streams, torch_private
 from elasticflow.runtime.snapshot import reachable, unsaved
 
@@ -140,7 +140,7 @@ class ScriptState:
         made_anew: set[str] = set()
         for frame in reversed(frames):
             variables |= frame.f_locals
-            made_anew = made_anew - frame.f_locals.keys() | script_loops.made_in_each_pass(
+            made_anew = made_anew - frame.f_locals.keys() | carried_values.made_in_each_pass(
                 frame, frame.f_lineno
             )
         found = self._found({name: value for name, value in variables.items() if name not in made_anew})
@@ -178,16 +178,16 @@ class ScriptState:
             frame = frame.f_back
 
     def _tell_of(self, found: Sequence[Found]) -> None:
-        scheduled = set()
+        scheduled: set[int] = set()
         for each in found:
-            scheduled.add(id(_optimizer_of(each.value)))
+            scheduled |= _groups_of(_optimizer_of(each.value))
             if each.is_told:
                 self._tell_once(id(each.value), each.path, each.kind)
             if each.role == COPY and id(each.value) not in self._copies_at_first:
                 # A list of copies gets one message.
                 self._tell_once(re.sub(r"\[\d+\]", "[]", each.path), each.path, each.kind)
         for name, optimizer in self._unscheduled():
-            if id(optimizer) not in scheduled:
+            if not scheduled & _groups_of(optimizer):
                 self._tell_once(name, "scheduler", f"learning-rate schedule that was made for {name}")
 
     def _tell_once(self, key: str | int, path: str, kind: str) -> None:
@@ -247,11 +247,12 @@ class ScriptState:
 
     def _unscheduled(self) -> Iterator[tuple[str, Optimizer]]:
         """Yield the kept optimizers that a schedule was made for which is not kept."""
-        scheduled = {id(_optimizer_of(value)) for value in _kept(self._state)}
+        scheduled = {group for value in _kept(self._state) for group in _groups_of(_optimizer_of(value))}
         for name, optimizer in self._state.optimizers.items():
             is_wrapped = hasattr(optimizer.step, "_wrapped_by_lr_sched")
             has_schedule = is_wrapped or any("initial_lr" in group for group in optimizer.param_groups)
-            if has_schedule and id(optimizer) not in scheduled and not (is_wrapped and _is_left(optimizer)):
+            is_kept = bool(scheduled & _groups_of(optimizer))
+            if has_schedule and not is_kept and not (is_wrapped and _is_left(optimizer)):
                 yield name, optimizer
 
     def _compare_rates(self) -> None:
@@ -272,7 +273,7 @@ class ScriptState:
             # `self` is the script's `trainer`.
             path = self._paths.setdefault(id(holder), name)
             for key, value in _numbers_of(path, holder, kept_ids) if id(holder) not in own else ():
-                if key.rpartition(".")[2] not in script_loops.set_by_the_run(self._code.co_filename):
+                if key.rpartition(".")[2] not in carried_values.set_by_the_run(self._code.co_filename):
                     self._tell_of_counter(key, value)
 
     def _tell_of_carried(self, frames: Sequence[FrameType]) -> None:
@@ -287,11 +288,11 @@ class ScriptState:
                 first:
             ]
         for frame, line in lines:
-            for name, value in script_loops.carried_in(frame, line):
+            for name, value in carried_values.carried_in(frame, line):
                 own = own or {id(each) for each in _kept(self._state)} | _tensors_of(self._state)
                 if id(value) not in own:
                     self._tell_once(name, name, CARRIED)
-            for name, number in script_loops.counted_in(frame, line):
+            for name, number in carried_values.counted_in(frame, line):
                 self._tell_of_counter(name, number)
 
     def _tell_of_counter(self, path: str, value: float) -> None:
@@ -369,7 +370,7 @@ def _arrays_of(value: Any) -> dict[str, Any]:
     return {
         name: each
         for name, each in list(held.items())
-        if script_loops.is_several_numbers(each)
+        if carried_values.is_several_numbers(each)
         and (type(each) is Tensor or (type(each) is np.ndarray and each.dtype.kind in "biuf"))
     }
 
@@ -425,7 +426,7 @@ def _tensors_among(value: Any) -> list[Any]:
     items = list(value.values() if isinstance(value, dict) else value)
     ends = [*items[:_MOST_ITEMS], *items[_MOST_ITEMS:][-_MOST_ITEMS:]]
     parts = [item if isinstance(item, tuple) else (item,) for item in ends]
-    among = [[each for each in part if script_loops.is_several_numbers(each)] for part in parts]
+    among = [[each for each in part if carried_values.is_several_numbers(each)] for part in parts]
     return [each for part in among for each in part] if all(among) else []
 
 
@@ -489,6 +490,11 @@ def _tensors_of(state: State) -> set[int]:
 
 def _optimizer_of(value: Any) -> Any:
     return getattr(value, "__dict__", {}).get("optimizer")
+
+
+def _groups_of(optimizer: Any) -> set[int]:
+    """Return the `id` of an optimizer's groups, in which a schedule sets the rates: an optimizer around another one shares them."""
+    return {id(group) for group in optimizer.param_groups} if isinstance(optimizer, Optimizer) else set()
 
 
 def _has_state(value: Any, kept_tensors: set[int]) -> bool:

@@ -225,6 +225,8 @@ class TrainingLoop:
                     break
                 self.stages.begin_epoch(self.position)
                 self._seed_first_pass(snapshots)
+                if done and not self._reads_own_data(snapshots):
+                    self._own_data.seed_epoch(stage, done)
                 yield done
                 self._end_epoch(snapshots)
         except GeneratorExit:
@@ -294,11 +296,13 @@ class TrainingLoop:
 
     def _seed_first_pass(self, snapshots: Snapshots, is_here: Callable[[], bool] = lambda: True) -> None:
         """Seed the generators before a loop's first pass if the script reads its own data: a restart repeats the draws."""
-        of_batches = any(map(drift.is_of_batches, snapshots.loop or {}))
-        is_own = self.schedule.steps is None and self.gradients is None and not of_batches
-        if self.position.step > 0 and is_own:
+        if self.position.step > 0 and self._reads_own_data(snapshots):
             self._own_data.seed(self.position.step)
             self._is_seeded = is_here
+
+    def _reads_own_data(self, snapshots: Snapshots) -> bool:
+        of_batches = any(map(drift.is_of_batches, snapshots.loop or {}))
+        return self.schedule.steps is None and self.gradients is None and not of_batches
 
     def batches(
         self,
@@ -319,6 +323,9 @@ class TrainingLoop:
         of_loader = {"num_workers": options["num_workers"], "micro_batch_size": micro_batch_size}
         self.stages.require_arguments(dataset, {**given, **of_loader})
         in_epochs = self.stages.epochs
+        if in_epochs is not None:
+            # The draws of the code before an epoch's batches are not the model's.
+            self.worker.generators.after_data()
         arguments = given if in_epochs is None else {**given, "epochs": in_epochs.number}
         if self._is_training and self.worker.should_leave:
             self.schedule.has_more = True

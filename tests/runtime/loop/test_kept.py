@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -216,6 +216,29 @@ def test_an_optimizer_inside_an_object_is_named() -> None:
         parts_of({"model": model, "optimizer": schedule})
 
     assert "run.keep(optimizer=optimizer._optimizer)" in str(caught.value.remedy)
+
+
+def test_an_optimizer_with_a_state_of_its_own_is_not_replaced_by_the_one_inside() -> None:
+    """Lookahead, whose class does not call `Optimizer.__init__`, is refused: no hook tells of its steps."""
+
+    class Lookahead(SGD):
+        def __init__(self, optimizer: SGD) -> None:
+            self.optimizer, self.param_groups, self.state = (
+                optimizer,
+                optimizer.param_groups,
+                defaultdict(dict),
+            )
+
+    model = nn.Linear(2, 1)
+    inner = SGD(model.parameters(), lr=0.1)
+    wrapper = Lookahead(inner)
+
+    with pytest.raises(StateError, match=r"slow, a Lookahead, is an optimizer around another one") as caught:
+        parts_of({"model": model, "slow": wrapper})
+
+    assert "run.keep(optimizer=slow.optimizer, lookahead=slow)" in str(caught.value.remedy)
+    wrapper.state = inner.state
+    assert parts_of({"model": model, "slow": wrapper})["optimizer"] is inner
 
 
 def test_one_of_several_models_is_called_model() -> None:

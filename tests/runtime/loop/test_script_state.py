@@ -248,6 +248,18 @@ def test_a_schedule_that_is_gone_is_not_told(me: Any) -> None:
     assert script.told == {}
 
 
+def test_a_kept_schedule_of_the_optimizer_inside_another_one_is_found(me: Any) -> None:
+    """Both have the same groups, in which the schedule sets the rates: timm's Lookahead, SAM."""
+    script = Script(me)
+    inner, script.optimizer = script.optimizer, Adam(script.model.parameters(), lr=0.1)
+    script.optimizer.param_groups = inner.param_groups
+    schedule = lr_scheduler.ExponentialLR(inner, 0.9)
+    script.keep(schedule=schedule)
+    for _ in range(3):
+        script.step(inner.step, schedule.step)
+    assert script.told == {}
+
+
 def test_rates_that_the_script_sets_itself_are_in_the_snapshot(me: Any) -> None:
     """By the number of the step, as nanoGPT does."""
     script = Script(me)
@@ -540,6 +552,29 @@ def test_a_number_by_which_a_pass_finds_its_data_or_its_layer_is_told(me: Any) -
         place, layer, step, held, count = place + 1, layer + 1, step + 1, held + 1, count + 1
         script.step()
     assert script.told == {"place": COUNTER, "layer": COUNTER}
+
+
+def test_a_number_that_a_gradient_or_a_rate_depends_on_is_told(me: Any) -> None:
+    """A weight that grows, a running length, a rate, a step of every other pass; not a sum to be printed, or its condition."""
+    script = Script(me)
+    annealed, length, rate_step, turn, total, shown = 0, torch.zeros(()), 0, 0, 0.0, 0
+    script.keep()
+    for _ in range(3):
+        weight = min(1.0, annealed / 10)
+        loss = weight * script.model(torch.ones(3, 2)).sum()
+        penalty, length = (loss - length).square(), length + loss.detach()
+        (loss + penalty).backward()
+        rate = 0.1 / (1 + rate_step)
+        for group in script.optimizer.param_groups:
+            group["lr"] = rate
+        if turn % 2 == 0:
+            script.optimizer.step()
+        total += loss.item()
+        if shown % 2 == 0:
+            print(total)
+        annealed, rate_step, turn, shown = annealed + 1, rate_step + 1, turn + 1, shown + 1
+        script.step()
+    assert script.told == dict.fromkeys(("annealed", "length", "rate_step", "turn"), COUNTER)
 
 
 def test_what_each_pass_makes_anew_is_not_told(me: Any) -> None:

@@ -7,12 +7,14 @@ numbers of the updates that had it. `mix` has momentum and dropout, so that its 
 from __future__ import annotations
 
 import argparse
+import random
 import time
 from contextlib import nullcontext
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout
@@ -91,15 +93,15 @@ class Tally:
     """An object of the script's own that is kept: what followed each epoch."""
 
     def __init__(self) -> None:
-        self.epochs = 0
+        self.epochs, self.drawn = 0, 0.0
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the count."""
-        return {"epochs": self.epochs}
+        return {"epochs": self.epochs, "drawn": self.drawn}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a count."""
-        self.epochs = state["epochs"]
+        self.epochs, self.drawn = state["epochs"], state["drawn"]
 
 
 parser = argparse.ArgumentParser()
@@ -170,7 +172,10 @@ def after_epoch() -> None:
 def epochs() -> None:
     """Epochs, with what follows each inside."""
     for _ in run.epochs(EPOCHS):
+        # As negatives that are drawn for each epoch.
+        drawn = random.random(), np.random.rand(), float(torch.rand(()))  # noqa: NPY002  # the global generators
         learn(run.batches(data, size=SIZE))
+        tally.drawn += sum(drawn)
         after_epoch()
 
 

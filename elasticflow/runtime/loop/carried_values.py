@@ -1,0 +1,262 @@
+"""Finds variables by which one pass of a script's loop leaves values to the next: a prefetched batch, an agent's observation.
+
+A restart makes what stands before the loop again, and continues with that. The script's source tells which names a loop
+reads before it assigns them.
+"""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import numpy as np
+from torch import Tensor, nn
+
+from elasticflow.runtime.loop.script_loops import FUNCTIONS, loops_around, nodes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+_CHOICES = (ast.If, ast.IfExp, ast.Try, ast.Match)
+_OURS = {"kept", "position"}
+_FILLS = {"copy_", "fill_", "normal_", "uniform_", "zero_"}
+_UPDATES = {"add_", "clamp_", "div_", "lerp_", "mul_", "sub_"}
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+def carried_in(frame: FrameType, line: int) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors, arrays and shuffled lists that the loops around *line* of *frame* carry, by variable.
+
+    For a single number, which is often a sum to be printed, see `counted_in`. Another list is often a record.
+    """
+    for name in _names(frame.f_code.co_filename, line):
+        value = frame.f_locals.get(name)
+        for each in value if isinstance(value, tuple) else (value,):
+            is_order = isinstance(each, list) and name in _shuffled(frame.f_code.co_filename)
+            if is_order or is_several_numbers(each):
+                yield name, each
+
+
+def counted_in(frame: FrameType, line: int) -> Iterator[tuple[str, int | float]]:
+    """Yield the numbers that the loops around *line* carry, and that a gradient, a rate, an index or a model depends on.
+
+    Those that are only printed are not among them.
+    """
+    variables: dict[str, Any] = {**frame.f_globals, **frame.f_locals}
+    for name, model in _numbers_used(frame.f_code.co_filename, line):
+        value = variables.get(name)
+        if isinstance(value, Tensor) and value.numel() == 1:
+            value = value.item()
+        if isinstance(value, int | float) and (model is None or isinstance(variables.get(model), nn.Module)):
+            yield name, value
+
+
+def made_in_each_pass(frame: FrameType, line: int) -> frozenset[str]:
+    """Return the variables that the innermost loop around *line* always assigns before it reads them."""
+    loops = loops_around(frame.f_code.co_filename, line)
+    return _made_in(max(loops, key=lambda loop: loop.lineno)) if loops else frozenset()
+
+
+def is_several_numbers(value: Any) -> bool:
+    """Return True for a tensor or an array of two or more numbers."""
+    size = value.numel() if isinstance(value, Tensor) else getattr(value, "size", 0)
+    return isinstance(value, Tensor | np.ndarray) and size > 1
+
+
+@cache
+def set_by_the_run(file: str) -> frozenset[str]:
+    """Return the variables and attributes that a file sets from `Run.position` or `Run.kept`: they are right after a restart."""
+    return frozenset(
+        each.id if isinstance(each, ast.Name) else each.attr
+        for node in nodes_of(file)
+        if isinstance(node, ast.Assign)
+        and any(isinstance(each, ast.Attribute) and each.attr in _OURS for each in ast.walk(node.value))
+        for target in node.targets
+        for each in ast.walk(target)
+        if isinstance(each, ast.Name | ast.Attribute) and isinstance(each.ctx, ast.Store)
+    )
+
+
+@cache
+def _shuffled(file: str) -> frozenset[str]:
+    """Return the variables that a file gives to a function `shuffle`, which changes them in place."""
+    places = [node.args[0] for node in nodes_of(file) if _is_shuffle(node)]
+    return frozenset(place.id for place in places if isinstance(place, ast.Name))
+
+
+def _is_shuffle(node: ast.AST) -> TypeGuard[ast.Call]:
+    if not isinstance(node, ast.Call) or not node.args:
+        return False
+    return "shuffle" in {getattr(node.func, "attr", None), getattr(node.func, "id", None)}
+
+
+@cache
+def _names(file: str, line: int) -> tuple[str, ...]:
+    """Return the names that a loop around *line* reads before it assigns them."""
+    names: dict[str, None] = {}
+    for loop in loops_around(file, line):
+        uses, first = _uses_in(loop)
+        names |= {name: None for name, is_read in uses if is_read and first[name] and (name, False) in uses}
+    return tuple(names)
+
+
+def _uses_in(loop: ast.For | ast.While) -> tuple[list[tuple[str, bool]], dict[str, bool]]:
+    """Return each use of a name in a pass of *loop*, as `_uses`, and the first use of each name."""
+    uses = [use for part in _parts_of(loop) for use in _uses(part)]
+    return uses, dict(reversed(uses))
+
+
+def _parts_of(loop: ast.For | ast.While) -> list[ast.AST]:
+    return [loop.target if isinstance(loop, ast.For) else loop.test, *loop.body]
+
+
+@cache
+def _numbers_used(file: str, line: int) -> tuple[tuple[str, str | None], ...]:
+    """Return the names that a loop around *line* carries and gives to a call, with its name, or that a step depends on, with None."""
+    loops = loops_around(file, line)
+    names = set(_names(file, line)) - set_by_the_run(file)
+    found: dict[tuple[str, str | None], None] = {
+        (name, None): None for loop in loops for name in sorted(names & _learned_from(loop))
+    }
+    for node in (each for loop in loops for each in ast.walk(loop)):
+        inside: list[ast.AST] = []
+        model = None
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+            inside = list(ast.walk(node.slice))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            inside, model = [*node.args, *(each.value for each in node.keywords)], node.func.id
+        found |= {
+            (each.id, model): None for each in inside if isinstance(each, ast.Name) and each.id in names
+        }
+    return tuple(found)
+
+
+@cache
+def _learned_from(loop: ast.For | ast.While) -> frozenset[str]:
+    """Return the names that gradients and learning rates in *loop* are computed from, and those that decide whether an optimizer steps."""
+    nodes = list(ast.walk(loop))
+    found: set[str] = set()
+    for node in nodes:
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "backward"
+        ):
+            found |= _read_in(node)
+        elif isinstance(node, ast.Assign) and any(map(_is_rate, node.targets)):
+            found |= _read_in(node.value)
+        elif isinstance(node, ast.If) and any(map(_learns, node.body)):
+            found |= _read_in(node.test)
+    bound = [each for node in nodes for each in _bound_in(node)]
+    grows = True
+    while grows:
+        before = len(found)
+        for target, value in bound:
+            if found & _assigned_in(target):
+                found |= _read_in(value)
+        grows = len(found) > before
+    return frozenset(found)
+
+
+def _bound_in(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+    """Yield what *node* assigns to, with the value of each: `a, b = b, a` has two."""
+    if not isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) or node.value is None:
+        return
+    for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+        value = node.value
+        if (
+            isinstance(target, ast.Tuple)
+            and isinstance(value, ast.Tuple)
+            and len(target.elts) == len(value.elts)
+        ):
+            yield from zip(target.elts, value.elts, strict=True)
+        else:
+            yield target, value
+
+
+def _read_in(node: ast.AST) -> set[str]:
+    return {
+        each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)
+    }
+
+
+def _assigned_in(target: ast.AST) -> set[str]:
+    return {
+        each.id for each in ast.walk(target) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+    }
+
+
+def _is_rate(target: ast.AST) -> bool:
+    """Return True for `group["lr"]`."""
+    return (
+        isinstance(target, ast.Subscript)
+        and isinstance(target.slice, ast.Constant)
+        and target.slice.value == "lr"
+    )
+
+
+def _learns(node: ast.AST) -> bool:
+    """Return True if a gradient is made in *node*, or an optimizer or a schedule steps."""
+    called = (each.func for each in ast.walk(node) if isinstance(each, ast.Call))
+    return any(isinstance(each, ast.Attribute) and each.attr in {"backward", "step"} for each in called)
+
+
+@cache
+def _made_in(loop: ast.For | ast.While) -> frozenset[str]:
+    """Return the names of which the first use in *loop* is an assignment that no condition stands before."""
+    _, first = _uses_in(loop)
+    always: set[str] = set()
+    waiting = _parts_of(loop)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            always.add(node.id)
+        if not isinstance(node, (*_CHOICES, *FUNCTIONS, *_COMPREHENSIONS)):
+            waiting.extend(ast.iter_child_nodes(node))
+    return frozenset(name for name in always if not first.get(name, True))
+
+
+def _written(node: ast.AST) -> tuple[str | None, bool]:
+    """Return the variable whose values *node* overwrites in place, if it does, and whether it reads them for that."""
+    place, reads = node, False
+    if isinstance(node, ast.AugAssign):
+        place, reads = node.target, True
+    elif _is_shuffle(node):
+        place, reads = node.args[0], True
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        place, reads = node.func.value, node.func.attr in _UPDATES
+        if not reads and node.func.attr not in _FILLS:
+            return None, False
+    elif not (isinstance(node, ast.Subscript | ast.Attribute) and isinstance(node.ctx, ast.Store)):
+        return None, False
+    while isinstance(place, ast.Subscript) or (isinstance(place, ast.Attribute) and place.attr == "data"):
+        place = place.value
+    return place.id if isinstance(place, ast.Name) else None, reads
+
+
+def _uses(node: ast.AST) -> Iterator[tuple[str, bool]]:
+    """Yield each name with whether it is read, not assigned, in the order in which Python evaluates *node*."""
+    if isinstance(node, FUNCTIONS):
+        return
+    if isinstance(node, ast.Name):
+        yield node.id, isinstance(node.ctx, ast.Load)
+        return
+    if isinstance(node, _COMPREHENSIONS):
+        inside = [each for each in ast.walk(node) if isinstance(each, ast.Name)]
+        own = {each.id for each in inside if isinstance(each.ctx, ast.Store)}
+        yield from ((each.id, True) for each in inside if each.id not in own)
+        return
+    written, reads = _written(node)
+    if written and reads:
+        yield written, True
+    # Python evaluates the value first, which stands second in the tree.
+    before = getattr(node, "iter", None) or getattr(node, "value", None)
+    # `x[i] = 0` and `x.zero_()` do not read x.
+    place = getattr(node, "func", before) if written and not reads else None
+    for child in sorted(ast.iter_child_nodes(node), key=lambda each: each is not before):
+        if child is not place:
+            yield from _uses(child)
+    if written:
+        yield written, False
