@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, assert_never
 from elasticflow.compiler.entry_point.factories import call_forms
 from elasticflow.compiler.entry_point.functions import functions_of
 from elasticflow.compiler.entry_point.render import render_for_child
-from elasticflow.compiler.plan.launch_plan import entries, variables
+from elasticflow.compiler.plan.launch_plan import entries
+from elasticflow.compiler.plan.torchrun import variables
 from elasticflow.deep import child_process
 from elasticflow.deep.messages import MESSAGES, DeepRequest, Doing, Done, Facts, Note, Problem
 from elasticflow.jobfile.checks.evaluation import is_to_be_apart

@@ -212,7 +212,7 @@ def await_launch(
     """Return the number of the job's newest launch, later than *last* or led again, that is not over.
 
     Args:
-        store_address: StoreAddress of *keys*.
+        store_address: Address of *keys*.
         last: Number of a launch whose leader gave no sign of life; 0: none. It may have been cut off for a while.
         say: Called with what a person should know.
 

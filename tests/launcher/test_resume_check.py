@@ -13,7 +13,7 @@ from elasticflow.compiler.plan.launch_plan import plan_job
 from elasticflow.compiler.provenance.origins import Made, origins_now
 from elasticflow.errors import DriftRefusedError
 from elasticflow.jobfile.tables.job import Job
-from elasticflow.launcher import launch as tested
+from elasticflow.launcher import resume_check
 from elasticflow.run_folder import RunFolder
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
@@ -59,12 +59,12 @@ def test_job_is_found_under_the_snapshot_uri_where_there_is_no_run_folder(
 ) -> None:
     """A launch on another machine compares with what the newest one recorded."""
     catalog = Catalog(Storage(str(tmp_path / "bucket")), "trial/")
-    assert tested.made_before(folder, catalog, print) is None
+    assert resume_check.made_before(folder, catalog, print) is None
     for made in (_made(_job()), _made(_job(job__seed=99))):
         plan = plan_job(made.job, project_root=ROOT, job_files=[MNIST])
-        tested.record_job(folder, catalog, plan, made)
+        resume_check.record_job(folder, catalog, plan, made)
 
-    assert made == tested.made_before(folder, catalog, print)
+    assert made == resume_check.made_before(folder, catalog, print)
 
 
 def test_newest_launch_here_is_what_counts(folder: RunFolder, tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_newest_launch_here_is_what_counts(folder: RunFolder, tmp_path: Path) ->
         plan = plan_job(job, project_root=ROOT, job_files=[MNIST])
         materialize(folder.launch(number), launch_files(plan, job, folder.launch(number), project_root=ROOT))
 
-    found = tested.made_before(folder, catalog, print)
+    found = resume_check.made_before(folder, catalog, print)
     assert found is not None
     assert _job(optimizer__clip_grad_norm=2.0) == found.job
 
@@ -85,7 +85,7 @@ def test_what_would_corrupt_the_run_is_refused_whatever_is_accepted(
     """Another model: refused with the difference, consent or not."""
     for accept in (False, True):
         with pytest.raises(DriftRefusedError) as caught:
-            tested.check_drift(
+            resume_check.check_drift(
                 folder,
                 catalog,
                 _made(_job()),
@@ -103,11 +103,11 @@ def test_what_changes_the_trajectory_needs_consent_and_is_said(folder: RunFolder
     before, changed = _made(_job()), _made(_job(optimizer__args={"lr": 0.1}))
     said, warn = _warnings()
     with pytest.raises(DriftRefusedError) as caught:
-        tested.check_drift(folder, catalog, before, changed, warn, accept_drift=False)
+        resume_check.check_drift(folder, catalog, before, changed, warn, accept_drift=False)
     assert "changes the trajectory" in caught.value.message
     assert [] == said
 
-    assert tested.check_drift(folder, catalog, before, changed, warn, accept_drift=True)
+    assert resume_check.check_drift(folder, catalog, before, changed, warn, accept_drift=True)
     assert any("lr" in sentence and "trajectory" in sentence for sentence in said)
 
 
@@ -121,12 +121,12 @@ def test_an_edited_train_py_is_used_where_nothing_tells_whether_it_was_edited(fo
         ),
     )
     said, warn = _warnings()
-    assert tested.edited_entry_point(folder, [], warn) is None
+    assert resume_check.edited_entry_point(folder, [], warn) is None
 
     train = folder.launch(1) / "train.py"
     train.write_text(train.read_text() + "# edited\n")
     (folder.launch(1) / "plan.json").write_text("not json")
-    carried = tested.edited_entry_point(folder, [], warn)
+    carried = resume_check.edited_entry_point(folder, [], warn)
     assert carried == train.read_text()
     assert said[-1].endswith("whether train.py was edited is not known, so it is used as it is")
 
@@ -138,7 +138,9 @@ def test_a_run_without_a_snapshot_begins_anew_with_any_change(
     """A run that failed before its first step is mended in its job file, and resumed."""
     said, warn = _warnings()
     empty = Catalog(Storage(str(tmp_path / "bucket")), "trial/")
-    assert tested.check_drift(folder, empty, _made(_job()), _made(_job(**changes)), warn, accept_drift=False)
+    assert resume_check.check_drift(
+        folder, empty, _made(_job()), _made(_job(**changes)), warn, accept_drift=False
+    )
     assert "harmless" in said[0]
     assert "the run has no snapshot" in said[0]
 
@@ -154,4 +156,4 @@ def test_a_run_whose_snapshots_are_elsewhere_or_set_aside_does_not_begin_anew(
     empty = Catalog(Storage(str(tmp_path / "other")), "trial/")
     for place, job in ((empty, moved), (empty, other_store), (catalog, changed)):
         with pytest.raises(DriftRefusedError):
-            tested.check_drift(folder, place, _made(_job()), _made(job), print, accept_drift=False)
+            resume_check.check_drift(folder, place, _made(_job()), _made(job), print, accept_drift=False)

@@ -63,9 +63,7 @@ def command(*, run: str | None, only: tuple[str, ...], tail: int, plot: bool, fo
     if form == "json":
         print_json(records)
     elif not records and only and _newest(folder.metrics, 1, ()):
-        _say_no_such(
-            folder, (name for record in _newest(folder.metrics, _TAIL, ()) for name, _ in _flat(record))
-        )
+        _say_no_such(folder, (name for record in _from_end(folder.metrics) for name, _ in _flat(record)))
     elif not records:
         why = ""
         if read_status(folder).has_no_steps:
@@ -79,12 +77,14 @@ def command(*, run: str | None, only: tuple[str, ...], tail: int, plot: bool, fo
 
 def _newest(path: Path, count: int, only: Sequence[str]) -> list[Record]:
     """Return the last *count* records, all if it is 0, the oldest first; of *only* these quantities, if there are any."""
-    newest: list[Record] = []
+    records = _from_end(path)
+    chosen = (_chosen(record, only) for record in records) if only else records
+    return list(islice(filter(None, chosen), count or None))[::-1]
+
+
+def _from_end(path: Path) -> Iterator[Record]:
     with suppress(OSError):  # absent, or damaged with a warning already given
-        records = (record for _, line in lines_from_end(path) if (record := parse(line)) is not None)
-        chosen = (_chosen(record, only) for record in records) if only else records
-        newest += islice(filter(None, chosen), count or None)
-    return newest[::-1]
+        yield from (record for _, line in lines_from_end(path) if (record := parse(line)) is not None)
 
 
 def _chosen(record: Record, only: Sequence[str], prefix: str = "") -> dict[str, Any]:
@@ -151,5 +151,5 @@ def _plot(folder: RunFolder, only: Sequence[str]) -> None:
 
 def _say_no_such(folder: RunFolder, names: Iterable[str]) -> None:
     click.echo(f"nothing of that name was measured in {shortest_path(folder.path)}", err=True)
-    if there := ", ".join(name for name in dict.fromkeys(names) if name not in _FIRST):
+    if there := ", ".join(sorted(set(names).difference(_FIRST))):
         click.echo(f"help: there are: {there}", err=True)

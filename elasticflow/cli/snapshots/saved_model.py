@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from elasticflow.compiler.entry_point.factories import call_forms, values_of_data
 from elasticflow.compiler.entry_point.render import render_for_child
-from elasticflow.compiler.plan.launch_plan import variables
+from elasticflow.compiler.plan.torchrun import variables
 from elasticflow.errors import ExportError
 from elasticflow.protocol.child_processes import SaveRequest
 from elasticflow.protocol.json_codec import to_json

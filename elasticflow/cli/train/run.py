@@ -91,7 +91,15 @@ def command(*, dry_run: bool, **options: Any) -> int:
     elasticflow run jobs/sweep.toml --case lr0.001-seed1   one case of a file with [matrix]
     elasticflow run jobs/sweep.toml --all --run-id tuning
     """
+    if (options["hosts"] is not None or options["on"] is not None) and not _is_rank_given():
+        options["node_rank"] = None
     return _run(RunOptions(**options), dry_run=dry_run)
+
+
+def _is_rank_given() -> bool:
+    """Return whether the command line has the rank: many programs set $NODE_RANK."""
+    source = click.get_current_context().get_parameter_source("node_rank")
+    return source is ParameterSource.COMMANDLINE
 
 
 def _run(options: RunOptions, *, dry_run: bool) -> int:
@@ -127,9 +135,7 @@ def _run(options: RunOptions, *, dry_run: bool) -> int:
 
 def _check_rank(loaded: LoadedJob, rank: int | None) -> None:
     """Refuse a rank other than 0 without --join: this machine would lead a run of its own. A static rendezvous needs ranks."""
-    source = click.get_current_context().get_parameter_source("node_rank")
-    # Many programs set $NODE_RANK.
-    if rank and source is ParameterSource.COMMANDLINE and loaded.job.torchrun.rdzv_backend != "static":
+    if rank and _is_rank_given() and loaded.job.torchrun.rdzv_backend != "static":
         raise click.UsageError(
             f"--node-rank {rank} is for a machine that joins a run, and nothing says which: "
             f"add --join {loaded.job.nodes.endpoint or 'HOST:PORT'}, or leave it out"

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.compiler.entry_point.factories import (
-    Imports,
     argument,
     collator,
     factory,
@@ -16,6 +15,7 @@ from elasticflow.compiler.entry_point.factories import (
     partial_of,
     training_data,
 )
+from elasticflow.compiler.entry_point.imports import Imports
 from elasticflow.compiler.entry_point.source_code import (
     Call,
     Code,

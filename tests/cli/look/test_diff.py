@@ -13,7 +13,7 @@ from elasticflow.compiler.launch_folder import launch_files, materialize
 from elasticflow.compiler.plan.launch_plan import plan_job
 from elasticflow.compiler.provenance.origins import Made, origins_now
 from elasticflow.jobfile.load import require_job
-from elasticflow.launcher.launch import record_job
+from elasticflow.launcher.resume_check import record_job
 from elasticflow.run_folder import RunFolder
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage

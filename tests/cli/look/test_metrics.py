@@ -74,7 +74,7 @@ def test_only_what_is_asked_for(ran: Callable[..., Ran]) -> None:
     code, out, err = ran("--only", "absent")
     assert (code, out) == (0, "")
     assert err.startswith("nothing of that name was measured in ")
-    assert "help: there are: loss, " in err
+    assert "help: there are: best, eval accuracy, " in err
 
 
 def test_so_many_lines_of_what_is_asked_for(ran: Callable[..., Ran]) -> None:
@@ -89,6 +89,7 @@ def test_so_many_lines_of_what_is_asked_for(ran: Callable[..., Ran]) -> None:
     records = json.loads(ran("--only", "eval acc*", "--only", "lr", "--tail", "31", "--format", "json")[1])
     assert records[0] == {"step": 30, "epoch": 1, "eval": {"accuracy": 0.9}}
     assert records[-1] == {"step": 60, "epoch": 3, "lr": 0.003}
+    assert "eval accuracy" in ran("--only", "absent")[2]
 
 
 def test_a_plot_is_no_json(ran: Callable[..., Ran]) -> None:
@@ -125,7 +126,7 @@ def test_curves_are_drawn(ran: Callable[..., Ran]) -> None:
     code, out, err = ran("--plot", "--only", "absent")
     assert (code, out) == (0, "")
     assert err.startswith("nothing of that name was measured in ")
-    assert "help: there are: loss, " in err
+    assert "help: there are: eval accuracy, " in err
 
 
 def test_nothing_was_measured_yet(ran: Callable[..., Ran]) -> None:

@@ -83,6 +83,12 @@ def test_rank_without_a_run_to_join_is_refused(
     monkeypatch.setenv("NODE_RANK", "2")
     assert FINISHED == call(words)
     assert [0, 1, 2] == led
+    (tmp_path / "hosts.txt").touch()
+    hosts = ("--hosts", str(tmp_path / "hosts.txt"))
+    assert NOT_STARTED == call([*words, *hosts])
+    assert "names no host" in capsys.readouterr().err
+    assert NOT_STARTED == call([*words, *hosts, "--node-rank", "0"])
+    assert "give it without --join, --node-rank" in capsys.readouterr().err
 
 
 def loaded_in(folder: Path, *overrides: str) -> LoadedJob:

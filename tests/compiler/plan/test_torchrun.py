@@ -14,18 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.elastic.multiprocessing import Std
 
-from elasticflow.compiler.launch_folder import launch_files, materialize, torchrun_script
+from elasticflow.compiler.launch_folder import launch_files, materialize
 from elasticflow.compiler.plan.launch_plan import (
-    C10D_CONF,
     LaunchPlan,
     ScriptPlan,
-    arguments,
     plan_job,
     script_plan,
-    store_options,
     torchrun_command,
-    variables,
 )
+from elasticflow.compiler.plan.torchrun import C10D_CONF, arguments, store_options, variables
+from elasticflow.compiler.torchrun_script import torchrun_script
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.load import load_job
 from elasticflow.jobfile.tables.job import Job
