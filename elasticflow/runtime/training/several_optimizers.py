@@ -25,6 +25,9 @@ _REMEDY = (
     'return an optimizer; or several in a dict, {"g": ..., "d": ...}, or a list, for a model.step that is called with '
     "(model, batch, optimizers) and moves them itself"
 )
+_OF_SCHEDULE = (
+    "return the optimizer alone; a function that takes it, and returns the schedule, is named by entry in [lr_scheduler]"
+)
 _OF_LIGHTNING = (
     'for the configure_optimizers of a LightningModule: optimizer.entry = "elasticflow.lightning:optimizer", and '
     '"elasticflow.lightning:lr_scheduler" in [lr_scheduler]'
@@ -41,8 +44,9 @@ def optimizers(made: Any) -> dict[str, Optimizer]:
     for name, optimizer in named.items():
         if not isinstance(optimizer, Optimizer):
             what = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
-            is_of_lightning = isinstance(made, Mapping) and "lr_scheduler" in made
-            remedy = _OF_LIGHTNING if is_of_lightning else _REMEDY
+            remedy = _OF_SCHEDULE if hasattr(optimizer, "optimizer") else _REMEDY
+            if isinstance(made, Mapping) and "lr_scheduler" in made:
+                remedy = _OF_LIGHTNING
             raise StateError(f"{name} is a {what}, which is no torch.optim.Optimizer", remedy)
     if not named:
         raise StateError(f"optimizer.entry returned an empty {type(made).__name__}", _REMEDY)

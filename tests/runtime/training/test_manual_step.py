@@ -210,6 +210,16 @@ def test_what_is_no_set_of_optimizers_is_refused(made: Any, message: str) -> Non
         several_optimizers.optimizers(made)
 
 
+def test_an_optimizer_with_its_schedule_is_told_where_the_schedule_belongs() -> None:
+    """As the `setup_optimizer` of a public script returns the two."""
+    made = SGD(nn.Linear(1, 1).parameters())
+    with pytest.raises(
+        StateError, match=r"optimizer.1 is a .*ExponentialLR, which is no torch.optim.Optimizer"
+    ) as raised:
+        several_optimizers.optimizers((made, ExponentialLR(made, 0.9)))
+    assert "[lr_scheduler]" in str(raised.value.remedy)
+
+
 def test_the_same_optimizer_twice_and_several_for_a_plain_step_are_refused() -> None:
     """A step that takes (model, batch) leaves the order to train.py, which knows none."""
     one: Optimizer = SGD(net().parameters(), lr=0.1)
