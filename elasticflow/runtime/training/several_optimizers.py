@@ -25,9 +25,7 @@ _REMEDY = (
     'return an optimizer; or several in a dict, {"g": ..., "d": ...}, or a list, for a model.step that is called with '
     "(model, batch, optimizers) and moves them itself"
 )
-_OF_SCHEDULE = (
-    "return the optimizer alone; a function that takes it, and returns the schedule, is named by entry in [lr_scheduler]"
-)
+_OF_SCHEDULE = "return the optimizer alone; a function that takes it, and returns the schedule, is named by entry in [lr_scheduler]"
 _OF_LIGHTNING = (
     'for the configure_optimizers of a LightningModule: optimizer.entry = "elasticflow.lightning:optimizer", and '
     '"elasticflow.lightning:lr_scheduler" in [lr_scheduler]'
