@@ -650,7 +650,7 @@ COUNTED = [
                     die()
         run.finish()
         """,
-        says="counts from 0 again, and this is batch",
+        says="begins to count again, and this is batch",
         before=(KILLED,),
     ),
     survives("draws of a loop over its own data, over a kill", NOISY),
