@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _CHOICES = (ast.If, ast.IfExp, ast.Try, ast.Match)
-_OURS = {"kept", "position"}
+_OURS = {"kept", "position", "end", "number"}
+_LOOPS = {"epochs", "steps", "batches"}
 _FILLS = {"copy_", "fill_", "normal_", "uniform_", "zero_"}
 _UPDATES = {"add_", "clamp_", "div_", "lerp_", "mul_", "sub_"}
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -67,16 +68,25 @@ def is_several_numbers(value: Any) -> bool:
 
 @cache
 def set_by_the_run(file: str) -> frozenset[str]:
-    """Return the variables and attributes that a file sets from `Run.position` or `Run.kept`: they are right after a restart."""
+    """Return the variables and attributes that a file sets from `Run.position`, `Run.kept`, a batch or the number of an epoch.
+
+    They are right after a restart.
+    """
+    loops = [node for node in nodes_of(file) if isinstance(node, ast.For) and _reads(node.iter, _LOOPS)]
+    counted = {loop.target.id for loop in loops if isinstance(loop.target, ast.Name)}
     return frozenset(
         each.id if isinstance(each, ast.Name) else each.attr
         for node in nodes_of(file)
         if isinstance(node, ast.Assign)
-        and any(isinstance(each, ast.Attribute) and each.attr in _OURS for each in ast.walk(node.value))
+        and (_reads(node.value, _OURS) or (isinstance(node.value, ast.Name) and node.value.id in counted))
         for target in node.targets
         for each in ast.walk(target)
         if isinstance(each, ast.Name | ast.Attribute) and isinstance(each.ctx, ast.Store)
     )
+
+
+def _reads(node: ast.AST, attributes: set[str]) -> bool:
+    return any(isinstance(each, ast.Attribute) and each.attr in attributes for each in ast.walk(node))
 
 
 @cache
@@ -135,19 +145,19 @@ def _numbers_used(file: str, line: int) -> tuple[tuple[str, str | None], ...]:
 
 @cache
 def _learned_from(loop: ast.For | ast.While) -> frozenset[str]:
-    """Return the names that gradients and learning rates in *loop* are computed from, and those that decide whether an optimizer steps."""
+    """Return the names that gradients and learning rates in *loop* are computed from, and those that decide about a step or the end."""
     nodes = list(ast.walk(loop))
     found: set[str] = set()
     for node in nodes:
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr == "backward"
-        ):
-            found |= _read_in(node)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if node.func.attr == "backward":
+                found |= _read_in(node)
+            elif node.func.attr == "step":
+                # The measure of a ReduceLROnPlateau; `run.step` has none but by name.
+                found |= set().union(*map(_read_in, node.args))
         elif isinstance(node, ast.Assign) and any(map(_is_rate, node.targets)):
             found |= _read_in(node.value)
-        elif isinstance(node, ast.If) and any(map(_learns, node.body)):
+        elif isinstance(node, ast.If) and any(map(_learns, (*node.body, *node.orelse))):
             found |= _read_in(node.test)
     bound = [each for node in nodes for each in _bound_in(node)]
     grows = True
@@ -198,9 +208,11 @@ def _is_rate(target: ast.AST) -> bool:
 
 
 def _learns(node: ast.AST) -> bool:
-    """Return True if a gradient is made in *node*, or an optimizer or a schedule steps."""
+    """Return True if a gradient is made in *node*, an optimizer or a schedule steps, or the loop ends."""
     called = (each.func for each in ast.walk(node) if isinstance(each, ast.Call))
-    return any(isinstance(each, ast.Attribute) and each.attr in {"backward", "step"} for each in called)
+    return isinstance(node, ast.Break) or any(
+        isinstance(each, ast.Attribute) and each.attr in {"backward", "step", "stop"} for each in called
+    )
 
 
 @cache

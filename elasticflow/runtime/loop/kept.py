@@ -273,7 +273,7 @@ def inside(value: Any) -> Any:
         return bare(value)
     if isinstance(value, Optimizer):
         inner = getattr(value, "optimizer", None)
-        is_wrapped = isinstance(inner, Optimizer) and value.state is inner.state
+        is_wrapped = isinstance(inner, Optimizer) and getattr(value, "state", None) is inner.state
         return inside(inner) if is_wrapped else value
     schedule = getattr(value, "__dict__", {}).get("scheduler")
     return schedule if isinstance(schedule, LRScheduler) else value

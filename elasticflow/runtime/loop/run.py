@@ -64,11 +64,12 @@ class Run:
         """True if training has ended, and not only this launch: for work that is done once, after the loop.
 
         Training has ended if no step is left, the ranks agreed on `stop`, or the loop was left by break. `finish`, the exit code
-        and the next start go by this property. A loop without `batches`, `epochs` and `steps` ends where `finish` is called: there
-        `not should_leave` says the same behind the loop.
+        and the next start go by this property. A loop without `batches`, `epochs` and `steps` has ended for code that is in no
+        loop, unless the ranks were asked to exit.
         """
-        self._loop.note_reader(sys._getframe(1))  # noqa: SLF001
-        return self._loop.is_finished
+        frame = sys._getframe(1)  # noqa: SLF001
+        self._loop.note_reader(frame)
+        return self._loop.is_finished or self._loop.is_behind_own_loop(frame)
 
     @property
     def should_leave(self) -> bool:
@@ -152,9 +153,9 @@ class Run:
         Inside the loop, `batches` without *epochs* and *steps* gives the batches of the epoch. The code after the batches belongs
         to the epoch: the snapshot of the epoch's last step is taken after that code, so that a restart neither skips nor
         repeats it. The generators are seeded before each epoch but the first, from the seed and the epoch's number. A run that
-        resumes in the middle of an epoch runs the code before `batches` again; then kept state is restored from the snapshot. If all ranks exit in the middle of an epoch, this process ends as by `finish`. A script that
-        reads its own data resumes from the beginning of the epoch, unless `keep` was given a loader: an object that can be
-        iterated over and has a state.
+        resumes in the middle of an epoch runs the code before `batches` again; then kept state is restored from the snapshot. If
+        all ranks exit in the middle of an epoch, this process ends as by `finish`. A script that reads its own data resumes from
+        the beginning of the epoch, unless `keep` was given a loader: an object that can be iterated over and has a state.
 
         Raises:
             StateError: `keep` was not called, an epoch made no step, or its batches were left by break.

@@ -85,7 +85,7 @@ class ScriptChecks:
         looks, self._looks_for_enumerate = self._looks_for_enumerate, False
         if looks and 0 not in (batch.number, within(batch.end).step - 1) and is_enumerated(frame):
             self.warn(
-                f"enumerate(run.batches(...)) counts from 0 again, and this is batch {batch.number} of its epoch: a restart went "
+                f"enumerate(run.batches(...)) begins to count again, and this is batch {batch.number} of its epoch: a restart went "
                 "on here; batch.number is right where a step depends on the number"
             )
 

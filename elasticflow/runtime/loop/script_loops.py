@@ -67,6 +67,16 @@ def _steps(node: ast.AST) -> bool:
     return any(map(_steps, ast.iter_child_nodes(node)))
 
 
+def is_in_loop(frame: FrameType | None) -> bool:
+    """Return True if *frame*, or a function of the script that has called it, is in a loop, or if its source cannot be read."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if loops_around(file, frame.f_lineno) or not linecache.getlines(file):
+            return True
+        frame = None if frame.f_code.co_name == "<module>" else frame.f_back
+    return False
+
+
 def line_of_epochs(frame: FrameType) -> int | None:
     """Return the line at which the loop over `Run.epochs` begins that *frame* is in; None if it is in no such loop."""
     for loop in loops_around(frame.f_code.co_filename, frame.f_lineno):

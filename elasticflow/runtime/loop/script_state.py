@@ -459,13 +459,17 @@ def _kept(state: State) -> Iterator[Any]:
     """Yield what is kept, and what it holds: a snapshot has that, or `Unsaved` looks at it."""
 
     def enters(value: Any, depth: int) -> bool:
-        is_code = isinstance(value, type | ModuleType | FunctionType | MethodType)
-        return depth <= (0 if isinstance(value, nn.Module) else _DEEPEST) and not (is_code or _is_long(value))
+        is_closed = isinstance(value, type | ModuleType | FunctionType | MethodType | nn.Module)
+        return depth <= _DEEPEST and not (is_closed or _is_long(value))
 
-    parts = list(state.objects.values())
-    modules = [module for part in parts if isinstance(part, nn.Module) for module in part.modules()]
-    roots = {str(number): each for number, each in enumerate((*parts, *modules))}
-    yield from (value for _, value, _ in reachable.objects(roots, enters) if not isinstance(value, _SIMPLE))
+    for _, value, _ in reachable.objects(state.objects, enters):
+        if not isinstance(value, _SIMPLE):
+            yield value
+        if isinstance(value, nn.Module):
+            # Not by the walk, which would take a second for a thousand layers.
+            modules = list(value.modules())
+            yield from modules
+            yield from (each for module in modules for each in vars(module).values())
 
 
 def _is_followed(value: Any) -> bool:

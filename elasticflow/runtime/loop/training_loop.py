@@ -30,7 +30,7 @@ from elasticflow.runtime.loop.loop_schedule import (
 from elasticflow.runtime.loop.own_data import OwnData
 from elasticflow.runtime.loop.passes import MISSING, Batches, Pass
 from elasticflow.runtime.loop.script_checks import OWN_LOOP_OVER
-from elasticflow.runtime.loop.script_loops import OwnLoop, own_loop_at
+from elasticflow.runtime.loop.script_loops import OwnLoop, is_in_loop, own_loop_at
 from elasticflow.runtime.loop.source import Source
 from elasticflow.runtime.loop.stages import Stages
 from elasticflow.runtime.process.sharded_tensors import box_of, require_no_hooks, sharded_modules
@@ -135,6 +135,13 @@ class TrainingLoop:
         if stopped is not None or self.worker.should_leave:
             return self.schedule.is_end(self.position) or (stopped is not None and stopped.is_end)
         return self.schedule.is_end(self.position) or self._pass.is_left or self._are_steps_over
+
+    def is_behind_own_loop(self, frame: FrameType) -> bool:
+        """Return True if *frame* is behind a loop without `Run.batches`, `Run.epochs` and `Run.steps`, and no rank was asked to exit."""
+        has_begun = self._is_training or self._begun is not None
+        is_own = self.schedule.steps is None and self.stages.epochs is None and not self._is_in_steps
+        stays = self.worker.stopped is None and not self.worker.should_leave
+        return has_begun and is_own and stays and not is_in_loop(frame)
 
     def keep(self, objects: Mapping[str, Any], caller: FrameType) -> None:
         """Include *objects* in snapshots, and load the newest one; see `Run.keep`. Collective: every rank.

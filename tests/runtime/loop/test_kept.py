@@ -239,6 +239,9 @@ def test_an_optimizer_with_a_state_of_its_own_is_not_replaced_by_the_one_inside(
     assert "run.keep(optimizer=slow.optimizer, lookahead=slow)" in str(caught.value.remedy)
     wrapper.state = inner.state
     assert parts_of({"model": model, "slow": wrapper})["optimizer"] is inner
+    del wrapper.state
+    with pytest.raises(StateError, match=r"slow, a Lookahead, is an optimizer around another one"):
+        parts_of({"model": model, "slow": wrapper})
 
 
 def test_one_of_several_models_is_called_model() -> None:

@@ -512,7 +512,8 @@ class Two(Counter):
     def forward(self, numbers):
         return super().forward(numbers) - self.late
 run, model, optimizer = begin(Two())
-{COUNTED_PASSES.format(end=2)}{COUNTED_PASSES.format(end=15)}run.finish()
+{COUNTED_PASSES.format(end=2)}{COUNTED_PASSES.format(end=15)}assert run.is_finished
+run.finish()
 """
 BREAKS = """
 run, model, optimizer = begin()
@@ -650,7 +651,7 @@ COUNTED = [
                     die()
         run.finish()
         """,
-        says="counts from 0 again, and this is batch",
+        says="begins to count again, and this is batch",
         before=(KILLED,),
     ),
     survives("draws of a loop over its own data, over a kill", NOISY),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from elasticflow.errors import StateError
-from elasticflow.runtime.loop.script_loops import OwnLoop, own_loop_at
+from elasticflow.runtime.loop.script_loops import OwnLoop, is_in_loop, own_loop_at
 from elasticflow.runtime.snapshot.restored_state import RestoredState
 from elasticflow.runtime.state.state import State
 
@@ -33,6 +33,11 @@ class Reader:
         """As `Run.position`."""
         self.loops.append(own_loop_at(sys._getframe(1)))
         return SimpleNamespace(step=self.steps)
+
+    @property
+    def is_in_loop(self) -> bool:
+        """Whether the script asks in a loop."""
+        return is_in_loop(sys._getframe(1))
 
     def step(self, **_: object) -> None:
         """As `Run.step`."""
@@ -97,3 +102,21 @@ def test_changes_between_two_loops_are_refused(*, is_running: bool) -> None:
     else:
         with pytest.raises(StateError, match="model/weight is not as in snapshot newest"):
             optimizer.step()
+
+
+def test_code_behind_a_loop_and_in_one_are_told_apart(tmp_path: Path) -> None:
+    """Also by a function that the loop calls, whoever runs the script in a loop."""
+    script = (
+        "def inner():\n    return run.is_in_loop\n"
+        "def train():\n    while True:\n        if run.is_in_loop and inner(): break\n    return run.is_in_loop\n"
+        "assert not train()\nif not inner() and not run.is_in_loop: run.step()\n"
+    )
+    for _ in range(1):
+        assert read(tmp_path, script).steps == 1
+
+
+def test_a_script_without_readable_source_may_be_in_a_loop() -> None:
+    """As one that `exec` runs."""
+    run = Reader()
+    exec(compile("if run.is_in_loop: run.step()", "<string>", "exec"), {"run": run})
+    assert run.steps == 1

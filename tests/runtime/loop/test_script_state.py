@@ -28,6 +28,7 @@ from elasticflow.runtime.loop.script_state import (
     ScriptState,
     argument_for,
 )
+from elasticflow.runtime.snapshot import reachable
 from elasticflow.runtime.snapshot.unsaved import Unsaved
 from elasticflow.runtime.state.state import State
 
@@ -575,6 +576,59 @@ def test_a_number_that_a_gradient_or_a_rate_depends_on_is_told(me: Any) -> None:
         annealed, rate_step, turn, shown = annealed + 1, rate_step + 1, turn + 1, shown + 1
         script.step()
     assert script.told == dict.fromkeys(("annealed", "length", "rate_step", "turn"), COUNTER)
+
+
+def test_a_number_by_which_a_schedule_steps_or_the_loop_ends_is_told(me: Any) -> None:
+    """A mean loss for ReduceLROnPlateau, the patience of an early end; not a best that only the script's own file is written by."""
+    script = Script(me)
+    schedule = lr_scheduler.ReduceLROnPlateau(script.optimizer)
+    total, bad, best, shown = 0.0, 0, 0.0, 9.0
+    script.keep(schedule=schedule)
+    for _ in range(3):
+        total += 1.0
+        mean = total / 3
+        schedule.step(mean)
+        if mean > best + 5:
+            best = mean
+        else:
+            best, bad = best - 1, bad + 1
+            if bad >= 9:
+                break
+        if mean < shown:
+            shown = mean - 1
+        script.step()
+    assert script.told == dict.fromkeys(("total", "bad"), COUNTER)
+
+
+def test_a_number_of_the_run_in_a_trainer_is_not_told(me: Any) -> None:
+    """As many trainers note the epoch, and the step of a batch; but their own count."""
+    script = Script(me)
+    run = SimpleNamespace(epochs=range)
+    trainer = SimpleNamespace(model=script.model, optimizer=script.optimizer, epoch=0, done=0, seen=0)
+    script.keep()
+    for epoch in run.epochs(3):
+        batch = SimpleNamespace(end=SimpleNamespace(step=epoch))
+        trainer.epoch = epoch
+        trainer.done = batch.end.step
+        trainer.seen += 1
+        script.step()
+    assert script.told == {"trainer.seen": COUNTER}
+
+
+def test_a_look_does_not_walk_through_the_layers_of_a_model(me: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through each dict of each of a thousand layers it would take a second before each snapshot."""
+    entered: list[Any] = []
+    inside_of = reachable.inside_of
+
+    def noted(path: str, thing: Any, names: dict[int, str]) -> Any:
+        entered.append(thing)
+        return inside_of(path, thing, names)
+
+    monkeypatch.setattr(reachable, "inside_of", noted)
+    script = Script(me)
+    script.model.layers = nn.Sequential(*(nn.Identity() for _ in range(500)))
+    script.keep()
+    assert len(entered) < 500
 
 
 def test_what_each_pass_makes_anew_is_not_told(me: Any) -> None:
