@@ -13,6 +13,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.process.sharded_tensors import is_sharded, local_of
@@ -60,41 +61,34 @@ class GradientsOfRun:
         used ones and those of a backward of the script, are refused once an optimizer moves by them: a critic's may be removed before.
         """
         others = self._others()
-        left = [
-            (p, p.grad.detach().clone())
-            for p in parameters_of(self._optimizers.values())
-            if p.grad is not None and id(p) in self._unused
-        ]
+        left = [(p, grad.detach().clone()) for p, grad in self._with_gradients() if id(p) in self._unused]
         if self._carried or self._mixed:
             there = {id(parameter) for parameter, gradient in left if gradient.any()}
             self._carried &= there
             self._mixed &= there
         for parameter, _ in (*left, *others):
             parameter.grad = None
-        before = self._marks()
+        # Not held: a gradient that is removed within is free at once, and a new one may get its `id`.
+        before = {id(p): (ref(grad), version_of(local_of(grad))) for p, grad in self._with_gradients()}
         yield
         for parameter, gradient in left:
             parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)
         # A backward of the script may have made the others, which are as they were.
-        self._unused = {key for key, mark in self._marks().items() if mark != before.get(key)}
+        self._unused = {
+            id(p) for p, grad in self._with_gradients() if not _is_as_marked(grad, before.get(id(p)))
+        }
         self._mixed |= {id(parameter) for parameter, _ in others} & self._unused
         for parameter, gradient in others:
             parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)
 
-    def _marks(self) -> dict[int, tuple[int, int]]:
-        """Return for each parameter that has a gradient which tensor that is, and how often it was written."""
-        gradients = {id(p): p.grad for p in parameters_of(self._optimizers.values()) if p.grad is not None}
-        return {key: (id(gradient), version_of(local_of(gradient))) for key, gradient in gradients.items()}
+    def _with_gradients(self) -> list[tuple[Tensor, Tensor]]:
+        return [(p, p.grad) for p in parameters_of(self._optimizers.values()) if p.grad is not None]
 
     def _others(self) -> list[tuple[Tensor, Tensor]]:
         """Return parameter and gradient where that is neither zero nor waiting for an optimizer; none after some looks."""
         if not self._looks_left:
             return []
-        found = [
-            (p, p.grad)
-            for p in parameters_of(self._optimizers.values())
-            if p.grad is not None and id(p) not in self._unused
-        ]
+        found = [(p, grad) for p, grad in self._with_gradients() if id(p) not in self._unused]
         self._looks_left -= bool(found)
         return [(parameter, gradient.detach().clone()) for parameter, gradient in found if gradient.any()]
 
@@ -113,6 +107,10 @@ class GradientsOfRun:
         if there:
             raise _refusal(name)
         self._unused -= {id(p) for p in moved}
+
+
+def _is_as_marked(gradient: Tensor, mark: tuple[ref[Tensor], int] | None) -> bool:
+    return mark is not None and mark[0]() is gradient and version_of(local_of(gradient)) == mark[1]
 
 
 class CarriedGradients:
