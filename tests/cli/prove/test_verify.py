@@ -73,7 +73,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("--worlds", "1,2", "--seed", "3"), "--seed goes with --faults"),
         (("--faults", "0"), "0 is not in the range 1<=x<=1000"),
         (("--faults", "plan.toml"), "error: plan.toml:2:1: `step` is 70: must be a whole number from 1 to 48"),
-        (("--faults", "none.toml"), "error: none.toml: "),
+        (("--faults", "none.toml"), "error: no such file: none.toml"),
         (("--faults", "3", "--steps", "5"), "5 steps are too few"),
         (("--faults", "3", "--workers", "9"), "9 workers cannot share a batch of 4"),
         (("--worlds", "1,2", "--keep", "small.toml/below"), "cannot make a folder for the trials"),

@@ -24,13 +24,26 @@ if TYPE_CHECKING:
 WORKER: Any = SimpleNamespace(layout=ShardLayout(2, 0, 2), device=torch.device("cpu"), world_size=2)
 
 
+class Adapter(nn.Module):
+    """A layer, and one trained beside it."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base, self.lora = base, nn.Linear(2, 2)
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        """Return what both make of it."""
+        outputs: torch.Tensor = self.base(value) + self.lora(value)
+        return outputs
+
+
 class Adapted(nn.Module):
     """A frozen layer in bf16 beside a trained one in float32, as peft leaves them; twice, and a head."""
 
     def __init__(self) -> None:
         super().__init__()
         frozen = (nn.Linear(2, 2).bfloat16().requires_grad_(requires_grad=False) for _ in range(2))
-        self.layers = nn.ModuleList(nn.ModuleDict({"base": base, "lora": nn.Linear(2, 2)}) for base in frozen)
+        self.layers = nn.ModuleList(map(Adapter, frozen))
         self.head = nn.Linear(2, 2).bfloat16()
 
 
