@@ -151,8 +151,9 @@ def project(tmp_path: Path, real_processes: None) -> Path:
 
 
 def run(argv: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a program of this environment in *folder*."""
+    """Run a program of this environment in *folder*; threads that wait for others would spin on a busy machine."""
     environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(folder)}
+    environment["OMP_WAIT_POLICY"] = "PASSIVE"
     return subprocess.run(
         [sys.executable, *argv],
         cwd=folder,
