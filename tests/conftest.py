@@ -10,6 +10,7 @@ import pickle
 import signal
 import sys
 import uuid
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
@@ -141,7 +142,12 @@ def tiny_reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
     """Serve S3 on loopback for the whole session and return its URL."""
-    with servers.s3() as url:
+    from botocore.loaders import JSONFileLoader
+
+    # Tests make hundreds of clients, and each would parse botocore's descriptions of S3, 1 MB, anew.
+    read = JSONFileLoader().load_file
+    with pytest.MonkeyPatch.context() as patch, servers.s3() as url:
+        patch.setattr(JSONFileLoader, "load_file", staticmethod(cache(read)))
         yield url
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +28,8 @@ class Block(NamedTuple):
         return f"{self.page.relative_to(ROOT)}:{self.line}:{self.language or 'none'}"
 
 
-def blocks() -> list[Block]:
+@cache
+def blocks() -> tuple[Block, ...]:
     """Return every fenced block of every page."""
     found = []
     for page in PAGES:
@@ -36,7 +38,7 @@ def blocks() -> list[Block]:
             line = text.count("\n", 0, match.start()) + 1
             content = "".join(row.removeprefix(match[1]) for row in match[3].splitlines(keepends=True))
             found.append(Block(page, line, match[2].strip(), content))
-    return found
+    return tuple(found)
 
 
 def commands(block: Block) -> list[str]:

@@ -13,10 +13,12 @@ import os
 import random
 import runpy
 import signal
+import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -130,6 +132,57 @@ def _become_program() -> None:
     sys.path.insert(0, str(Path(sys.argv[0]).parent))
     runpy.run_path(sys.argv[0], run_name="__main__")
     atexit._run_exitfuncs()  # as at an interpreter's end; the server's fork ends by os._exit
+
+
+_SERVE = """
+import json, os, sys, traceback
+for line in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            exec(json.loads(line))
+            print(json.dumps(said), flush=True)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    if os.waitpid(child, 0)[1]:
+        print("null", flush=True)
+"""
+
+
+class Interpreter:
+    """A fresh interpreter that runs *beginning* once, and then each program in a fork of its own.
+
+    Args:
+        beginning: Lines of Python, among them `said = []`.
+        options: Of the interpreter.
+    """
+
+    def __init__(self, beginning: str, *options: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, *options, "-c", beginning + _SERVE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+
+    def said(self, program: str) -> list[Any]:
+        """Return the list `said` of *program*; fail if it has raised an error, which standard error shows."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(textwrap.dedent(program)) + "\n")
+        self._process.stdin.flush()
+        said: list[Any] | None = json.loads(self._process.stdout.readline() or "null")
+        assert said is not None, "the program has failed"
+        return said
+
+    def close(self) -> None:
+        """End it."""
+        self._process.communicate()
 
 
 if __name__ == "__main__":

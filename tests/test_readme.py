@@ -25,7 +25,7 @@ import click
 import pytest
 import tomli
 
-from elasticflow.cli.main import COMMANDS, group
+from elasticflow.cli.main import COMMANDS, call, group
 from elasticflow.errors import EXIT_CODES
 from elasticflow.guide.pages import text_of
 from elasticflow.jobfile.tables.job import Job
@@ -151,8 +151,9 @@ def project(tmp_path: Path, real_processes: None) -> Path:
 
 
 def run(argv: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a program of this environment in *folder*."""
+    """Run a program of this environment in *folder*; threads that wait for others would spin on a busy machine."""
     environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(folder)}
+    environment["OMP_WAIT_POLICY"] = "PASSIVE"
     return subprocess.run(
         [sys.executable, *argv],
         cwd=folder,
@@ -172,7 +173,9 @@ def test_every_page_is_there_and_its_fences_are_paired(page: Path) -> None:
 
 
 @pytest.mark.parametrize("block", blocks(), ids=str)
-def test_block(block: Block, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block(
+    block: Block, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The block holds under the rule of its language; a language without a rule fails."""
     monkeypatch.chdir(project)
     match block.language:
@@ -183,12 +186,12 @@ def test_block(block: Block, project: Path, monkeypatch: pytest.MonkeyPatch) -> 
                 for argv in parts(line.partition(" #")[0]):
                     check_command(argv, block.page.parent)
         case "toml":
-            check_toml(block, project)
+            check_toml(block, project, capsys)
         case "python":
             done = run(["-c", block.text], project)
             assert done.returncode == 0, done.stderr
         case "yaml":
-            check_yaml(block, project)
+            check_yaml(block, project, capsys)
         case "json":
             assert json.loads(block.text)
         case "text":
@@ -197,8 +200,8 @@ def test_block(block: Block, project: Path, monkeypatch: pytest.MonkeyPatch) -> 
             pytest.fail(f"{block}: no rule for this language: use one of those at the head of this file")
 
 
-def check_toml(block: Block, project: Path) -> None:
-    """Fail unless the block is a job, part of one, or a table of another tool."""
+def check_toml(block: Block, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fail unless the block, in the project that is the working folder, is a job, part of one, or a table of another tool."""
     tables = set(tomli.loads(block.text))
     if not tables & set(Job.model_fields):
         return  # another tool's: parsed, and that is all
@@ -218,29 +221,17 @@ def check_toml(block: Block, project: Path) -> None:
     path.write_text(block.text)
     # Several sets stand in place of the one that the main job has.
     without = ["--set=dataset.entry=", "--set=dataset.args="] if "[[dataset.mix]]" in block.text else []
-    done = run(["-m", "elasticflow", "validate", "jobs/block.toml", *without], project)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert 0 == call(["validate", "jobs/block.toml", *without]), capsys.readouterr()
 
 
-def check_yaml(block: Block, project: Path) -> None:
+def check_yaml(block: Block, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Fail unless the block is a configuration of pre-commit that names our hooks, or fits a manifest."""
     if block.text.startswith("kind:"):
         (project / "site.yaml").write_text(block.text)
         sets = ("image=r/i:1", "patch=site.yaml")
         job = ["jobs/mnist.toml", "--set=nodes.nproc_per_node=1", "--set=snapshots.uri=s3://bucket/x"]
-        done = run(
-            [
-                "-m",
-                "elasticflow",
-                "submit",
-                "kubernetes",
-                "--print",
-                *job,
-                *(f"--set=kubernetes.{each}" for each in sets),
-            ],
-            project,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        options = [*job, *(f"--set=kubernetes.{each}" for each in sets)]
+        assert 0 == call(["submit", "kubernetes", "--print", *options]), capsys.readouterr()
         return
     path = project / ".pre-commit-config.yaml"
     path.write_text(block.text)

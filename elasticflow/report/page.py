@@ -7,6 +7,7 @@ import hashlib
 import math
 import re
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -296,7 +297,8 @@ def _resource(name: str) -> str:
     return resources.files("elasticflow.report").joinpath("templates", name).read_text(encoding="utf-8")
 
 
-def _render(template: str, **values: Any) -> str:
+@cache
+def _template(name: str) -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(_resource),
         autoescape=True,
@@ -307,9 +309,13 @@ def _render(template: str, **values: Any) -> str:
     environment.filters.update(
         number=number, span=span, size=size, local_time=local_time, plural=plural, bar=parts_of_bar
     )
+    return environment.get_template(name)
+
+
+def _render(template: str, **values: Any) -> str:
     script = _resource("report.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return environment.get_template(template).render(
+    return _template(template).render(
         **values,
         style=_resource("report.css"),
         script=script,

@@ -28,7 +28,7 @@ from elasticflow.jobfile.text.source import load_source
 from tests.deep.deep_projects import PROJECTS, Project, write
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from elasticflow.jobfile.tables.job import Job
 
@@ -58,8 +58,12 @@ def _job(folder: Path, project: Project) -> Job:
 
 
 def _look_here(folder: Path, project: Project) -> DeepReport:
-    """Return what the child's part tells, run in this process."""
-    request = request_of(_job(folder, project), folder, takes_step=project.deep_step)
+    """Return what the child's part tells of *project*, run in this process."""
+    return _tried_here(_job(folder, project), folder, takes_step=project.deep_step)
+
+
+def _tried_here(job: Job, folder: Path, *, takes_step: bool) -> DeepReport:
+    request = request_of(job, folder, takes_step=takes_step)
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as told:
         with os.fdopen(writing, "wb"):
@@ -209,8 +213,9 @@ def _sharded(
     takes_step: bool = False,
     width: int = 8,
     project: Project = PROJECTS["good"],
+    look: Callable[..., DeepReport] = _tried_here,
 ) -> DeepReport:
-    """Return what is found of *project*'s job, with these keys in [parallel] and two workers."""
+    """Return what is found of *project*'s job, with these keys in [parallel] and two workers; a step needs a child."""
     more = f"{project.more}\n[nodes]\nnproc_per_node = 2\n[parallel]\nshard = 2\n{parallel}\n"
     file = write(tmp_path, project._replace(more=more))
     text = file.read_text(encoding="utf-8")
@@ -219,19 +224,18 @@ def _sharded(
     file.write_text(text, encoding="utf-8")
     job = require_job(file).job
     assert job is not None
-    return try_out(job, tmp_path, takes_step=takes_step)
+    return look(job, tmp_path, takes_step=takes_step)
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("init", ["cpu", "meta"])
 def test_a_step_of_the_sharded_model_is_tried(tmp_path: Path, init: str) -> None:
     """Facts and findings are those of the whole model; then it is sharded, and steps once more."""
-    report = _sharded(tmp_path, f'wrap = ["torch.nn:Linear"]\ninit = "{init}"', takes_step=True)
+    report = _sharded(tmp_path, f'wrap = ["torch.nn:Linear"]\ninit = "{init}"', takes_step=True, look=try_out)
     assert ((), 83, 4 * 40) == (report.problems, report.facts.parameters, report.facts.block_bytes)
     assert "two steps of the sharded model were tried, with one worker that holds all rows" in report.notes
 
 
-@pytest.mark.integration
 def test_without_a_step_the_model_is_looked_at_as_a_whole(tmp_path: Path) -> None:
     """The note says so."""
     report = _sharded(tmp_path, 'wrap = ["torch.nn:Linear"]')
@@ -254,14 +258,13 @@ class Digits:"""
         job=('loss = "torch.nn.functional:cross_entropy"', 'step = "shop:by_parts"'),
     )
     problems = _sharded(
-        tmp_path, 'wrap = ["torch.nn:BatchNorm1d"]', takes_step=True, project=project
+        tmp_path, 'wrap = ["torch.nn:BatchNorm1d"]', takes_step=True, project=project, look=try_out
     ).problems
     (problem,) = [problem for problem in problems if problem.key == "model.step"]
     assert problem.message.endswith("code computes with parameters of a sharded model that are not gathered")
     assert problem.remedy.startswith("call the whole model, as in model(x)")
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize(
     ("wrap", "key", "said"),
     [
@@ -279,7 +282,6 @@ def test_a_model_that_cannot_be_sharded_is_refused_before_it_is_launched(
     assert problem.remedy
 
 
-@pytest.mark.integration
 def test_a_model_that_no_machine_holds_whole_is_looked_at_without_a_step(tmp_path: Path) -> None:
     """Three hundred thousand million parameters: counted, in memory that is never touched."""
     report = _sharded(

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tests.end_to_end.tiny_job import Reference
 
 JOB, SETS = "jobs/tiny.toml", ("snapshots.every=20 steps", "snapshots.memory=1 step")
+LOST_STEPS = 120
 
 
 def test_killed_worker_costs_steps_and_a_killed_launch_leaves_nothing(
@@ -110,18 +111,18 @@ def test_lost_node_of_rank_0_costs_no_held_step(project: Project) -> None:
 
     Later the new node has no memory for a state: all resume from the newest snapshot, and that is told.
     """
-    tiny_job.write_standard(project)
+    tiny_job.write(project, LOST_STEPS, 30, tiny_job.BUDGET)
     text = (
         (project.root / "jobs/tiny.toml")
         .read_text()
         .replace("trajectory_models:mlp", "trajectory_models:cnn")
     )
     project.write("jobs/tiny.toml", text.replace(jobs.EXACT, "threads = 1\n"))
-    expected = tiny_job.undisturbed(project, tiny_job.STEPS)
+    expected = tiny_job.undisturbed(project, LOST_STEPS)
     tiny_job.reset(project)
     faults = "tier.mid_broadcast=kill@1 generation=2, tier.before_receive=raise:ENOMEM cue={}"
     cue = project.root / "no-memory"
-    sets = ("nodes.min=2", "nodes.max=2", "nodes.nproc_per_node=1", "snapshots.every=50 steps")
+    sets = ("nodes.min=2", "nodes.max=2", "nodes.nproc_per_node=1")
     running = project.start(
         "run",
         JOB,
@@ -144,18 +145,18 @@ def test_lost_node_of_rank_0_costs_no_held_step(project: Project) -> None:
     assert [(second, started["step"])] == [(event["generation"], event["step"]) for event in received]
 
     running.wait_for("a snapshot", lambda: named(running.events(), events.SNAPSHOT_COMMITTED))
-    running.wait_for_step(55)
+    running.wait_for_step(35)
     cue.touch()
     lose_node_of_rank_0(running)
     running.wait_for_group(2, second)
     started = named(running.events(), events.TRAINING_STARTED)[-1]
-    assert (50, False) == (started["step"], started["from_memory"])
+    assert (30, False) == (started["step"], started["from_memory"])
     (lost,) = named(running.events(), events.HELD_LOST)
     assert "Cannot allocate memory" in lost["reason"]
     tiny_job.hurry(project)
     assert 0 == running.end(), running.told()
     assert expected["bits"] == tensors(running.run)
-    assert list(range(1, tiny_job.STEPS + 1)) == steps_of(running.run)
+    assert list(range(1, LOST_STEPS + 1)) == steps_of(running.run)
     assert [] == wait_gone("lost")
 
 

@@ -263,7 +263,8 @@ def entries(job: Job) -> dict[str, str]:
 
 def _modules(job: Job) -> tuple[str, ...]:
     named = [] if job.script is None else list(job.script.preload)
-    if job.parallel is not None:  # FSDP2 asks the compiler how to shard: each worker would import it
+    # FSDP2 asks the compiler how to shard: each worker would import it.
+    if job.parallel is not None or "torch.distributed.fsdp" in named:
         named.append("torch._dynamo.config")
     return tuple(dict.fromkeys([*named, *(entry.partition(":")[0] for entry in entries(job).values())]))
 

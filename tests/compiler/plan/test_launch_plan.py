@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from elasticflow.compiler.plan.batch_split import WorldRow, exact_cost, world_row, worlds
 from elasticflow.compiler.plan.launch_plan import LaunchPlan, plan_job
 from elasticflow.jobfile.checks.training_length import num_steps, steps_per_epoch
+from elasticflow.jobfile.tables.job import Job
 from elasticflow.runtime.data.index_schedule import IndexSchedule
 from elasticflow.runtime.process.position import even_split
 from elasticflow.runtime.training.fixed_order_sum import TreeSum
@@ -43,6 +44,14 @@ def test_modules_are_what_the_fork_server_imports() -> None:
     """The modules of all factories, each once."""
     plan = _planned(evaluation__entry="pieces:digits", evaluation__metrics={"accuracy": "measures:accuracy"})
     assert plan.modules == ("pieces", "torch.nn.functional", "torch.optim", "measures")
+
+
+def test_the_compiler_is_imported_once_for_a_script_that_shards() -> None:
+    """`fully_shard` would have each worker import it, at each restart."""
+    script = {"entry": "train.py", "preload": ["torch.distributed.fsdp"]}
+    job = Job.model_validate({"job": {"name": "sharded"}, "script": script})
+    plan = plan_job(job, project_root=ROOT, job_files=[])
+    assert plan.modules == ("torch.distributed.fsdp", "torch._dynamo.config")
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,11 @@ PROGRAM = """
 import json, random, sys
 import numpy as np, torch
 from elasticflow.runtime.loop.own_data import seeds
-seed = int(sys.argv[1])
-random.seed(seed); np.random.seed(7); torch.manual_seed(seed)
-print(json.dumps(seeds()))
+said = []
+for seed in map(int, sys.argv[1:]):
+    random.seed(seed); np.random.seed(7); torch.manual_seed(seed)
+    said.append(seeds())
+print(json.dumps(said))
 """
 
 
@@ -26,13 +28,13 @@ def test_seeds_are_the_same_text_in_other_processes() -> None:
     """Of interpreters of their own, as plain torchrun starts them, not of forks."""
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, seed],
+            [sys.executable, "-c", PROGRAM, *numbers],
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
         )
-        for seed in ("1", "1", "2")
+        for numbers in ("1", "12")
     ]
-    one, alike, other = (json.loads(process.communicate(timeout=100)[0]) for process in started)
+    [one], [alike, other] = (json.loads(process.communicate(timeout=100)[0]) for process in started)
     assert one == alike
     assert [False, True, False] == [a == b for a, b in zip(one, other, strict=True)]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.forked import Interpreter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 BEGIN = """
 import json, random, sys
 import numpy as np
@@ -32,27 +30,20 @@ def train_step():
 pytestmark = pytest.mark.usefixtures("real_processes")
 
 
-def _said(program: str) -> list[Any]:
-    """Return the list `said` of a program after BEGIN, in a fresh interpreter."""
-    done = subprocess.run(
-        [sys.executable, "-c", BEGIN + textwrap.dedent(program) + "\nprint(json.dumps(said))"],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert done.returncode == 0, done.stderr
-    said: list[Any] = json.loads(done.stdout.splitlines()[-1])
-    return said
+@pytest.fixture(scope="module")
+def interpreter() -> Iterator[Interpreter]:
+    """Yield an interpreter after BEGIN, whose forks have no compiler yet."""
+    started = Interpreter(BEGIN)
+    yield started
+    started.close()
 
 
-def test_nothing_that_trains_without_a_compiler_imports_it() -> None:
+def test_nothing_that_trains_without_a_compiler_imports_it(interpreter: Interpreter) -> None:
     """A process group, DistributedDataParallel, optimizers, schedules, averages, clipping, checkpoints, a new group.
 
     `torch._dynamo` then comes with a use of its own: a module of it, which is imported once, and draws no random number.
     """
-    said = _said("""
+    said = interpreter.said("""
         import os
         import torch.distributed as dist
         from torch.utils.checkpoint import checkpoint
@@ -104,7 +95,9 @@ def test_nothing_that_trains_without_a_compiler_imports_it() -> None:
 
 
 @pytest.mark.nightly  # a compiled job that is killed runs at every push
-def test_a_compiled_step_is_what_it_is_with_a_compiler_that_was_there_before() -> None:
+def test_a_compiled_step_is_what_it_is_with_a_compiler_that_was_there_before(
+    interpreter: Interpreter,
+) -> None:
     """Optimizers whose methods were called before the import stay out of graphs, as torch means them to; bits are equal.
 
     Counted are graphs and reasons why they break, in a program that imports the compiler first and in one that does not.
@@ -128,16 +121,16 @@ def test_a_compiled_step_is_what_it_is_with_a_compiler_that_was_there_before() -
         said += [torch._dynamo.config.automatic_dynamic_shapes, torch._inductor.config.deterministic]
         said += [sorted(torch._dynamo.utils.counters["graph_break"])]
     """
-    ahead = _said(program.format(first="import torch._dynamo.config"))
-    deferred = _said(program.format(first="assert not imported()"))
+    ahead = interpreter.said(program.format(first="import torch._dynamo.config"))
+    deferred = interpreter.said(program.format(first="assert not imported()"))
 
     assert ahead == deferred
     assert [True, False, True] == deferred[2:5]
 
 
-def test_a_name_of_the_compiler_is_replaced_and_put_back() -> None:
+def test_a_name_of_the_compiler_is_replaced_and_put_back(interpreter: Interpreter) -> None:
     """As by `unittest.mock.patch`, which deletes the name that it has set, and sets the old value again."""
-    said = _said("""
+    said = interpreter.said("""
         from unittest import mock
         held = sys.modules["torch._dynamo"]
         with mock.patch.object(held, "is_compiling", lambda: 7): said += [torch._dynamo.is_compiling()]
@@ -146,9 +139,9 @@ def test_a_name_of_the_compiler_is_replaced_and_put_back() -> None:
     assert [7, False, "module"] == said
 
 
-def test_threads_that_use_the_compiler_at_once_import_it_once() -> None:
+def test_threads_that_use_the_compiler_at_once_import_it_once(interpreter: Interpreter) -> None:
     """Whether they import a module of it, ask for a name, set a name, or import what imports it."""
-    said = _said("""
+    said = interpreter.said("""
         import importlib, threading
         optimizer.state_dict()
         held = sys.modules["torch._dynamo"]
@@ -171,9 +164,9 @@ def test_threads_that_use_the_compiler_at_once_import_it_once() -> None:
     assert [*[1] * 12, 1, 1, True, True] == said
 
 
-def test_a_fork_while_a_thread_imports_the_compiler_waits_for_nothing() -> None:
+def test_a_fork_while_a_thread_imports_the_compiler_waits_for_nothing(interpreter: Interpreter) -> None:
     """As a loader's process may be started while another thread compiles for the first time; the child can compile, too."""
-    said = _said("""
+    said = interpreter.said("""
         import os, threading
         optimizer.state_dict()
         thread = threading.Thread(target=__import__, args=("torch._dynamo.config",))
@@ -194,9 +187,9 @@ def test_a_fork_while_a_thread_imports_the_compiler_waits_for_nothing() -> None:
     assert [True, True, 0] == said
 
 
-def test_a_module_that_does_not_come_along_is_found() -> None:
+def test_a_module_that_does_not_come_along_is_found(interpreter: Interpreter) -> None:
     """One of the compiler's that it does not import itself has its own loader; one that does not exist is an error."""
-    said = _said("""
+    said = interpreter.said("""
         import importlib, importlib.util
         said += [importlib.util.find_spec("torch._dynamo.gone") is None]
         from pathlib import Path
