@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from elasticflow.runtime.data import held_generators, notes
-from elasticflow.runtime.data.walk import Content, marks_of
+from elasticflow.runtime.data.walk import Content, digest_of
 from elasticflow.runtime.process import random_streams
 
 if TYPE_CHECKING:
@@ -140,18 +140,6 @@ def combined(sizes: Sequence[int], looks: Sequence[Look]) -> Look:
     return Look("", "", "", tuple(unseen), varying, tuple(zip(sizes, looks, strict=True)))
 
 
-class _Reading(NamedTuple):
-    """Samples read once.
-
-    Attributes:
-        content: Digest of them all, one after another.
-        marks: The marks of each sample.
-    """
-
-    content: Content
-    marks: list[tuple[bytes, bytes]]
-
-
 class _Probe:
     """Reads samples, each under a seed of its own: the same samples each time, but for what the dataset itself changes."""
 
@@ -174,17 +162,22 @@ class _Probe:
             notes.of_sample(error, self._dataset, index)
             raise
 
-    def read(self, indices: Sequence[int], limit_s: float | None) -> _Reading:
-        reading = _Reading(Content(), [])
-        reading.content.add_text(_length(self._dataset).decode())
+    def read(self, indices: Sequence[int], limit_s: float | None) -> list[Content]:
+        """Return the content before the first sample, and up to each of those that the time allows."""
+        contents = [Content()]
+        contents[0].add_text(_length(self._dataset).decode())
         until = None if limit_s is None else time.monotonic() + limit_s
         for index in indices:
-            sample = self.sample(index)
-            reading.content.add(sample)
-            reading.marks.append(marks_of(sample))
+            contents.append(self.after(contents[-1], index))
             if until is not None and time.monotonic() > until:
                 break
-        return reading
+        return contents
+
+    def after(self, content: Content, index: int) -> Content:
+        """Return *content* and a sample behind it."""
+        added = content.copy()
+        added.add(self.sample(index))
+        return added
 
 
 def _of_samples(dataset: Any, most: int, limit_s: float | None = None) -> Look:
@@ -197,19 +190,20 @@ def _of_readings(dataset: Any, indices: list[int], limit_s: float | None) -> Loo
     once = probe.read(indices, limit_s)
     if probe.look_for_libraries():  # imported, or made, for the first sample
         once = probe.read(indices, limit_s)
-    indices = indices[: len(once.marks)]
     # Backwards: a dataset may give the sample before once more, and would do so at the same places.
-    again = [marks_of(probe.sample(index)) for index in reversed(indices)][::-1]
+    places = range(len(once) - 1)
+    again = [probe.after(once[n], indices[n]) for n in reversed(places)][::-1]
     varying = None
-    changed = [n for n, marks in enumerate(once.marks) if marks != again[n]]
+    changed = [n for n in places if once[n + 1].digest() != again[n].digest()]
     if changed:
-        is_plain = any(once.marks[n][1] != again[n][1] for n in changed)
+        is_plain = any(once[n + 1].plain_digest() != again[n].plain_digest() for n in changed)
         varying = _varying(probe, dataset, indices[changed[0]])._replace(is_plain=is_plain)
+    content = once[-1]
     return Look(
-        _short(once.content.digest()),
-        _short(once.content.plain_digest()),
+        _short(content.digest()),
+        _short(content.plain_digest()),
         _short(_length(dataset)),
-        tuple(once.content.unseen),
+        tuple(content.unseen),
         varying,
     )
 
@@ -228,7 +222,11 @@ def _differences(one: Any, other: Any) -> list[str]:
         pairs = [(f"[{n}]", *pair) for n, pair in enumerate(zip(one, other, strict=False))]
     else:
         return []
-    return [f"{name}: {notes.form(value)}" for name, value, its in pairs if marks_of(value) != marks_of(its)]
+    return [
+        f"{name}: {notes.form(value)}"
+        for name, value, its in pairs
+        if digest_of(value)[0] != digest_of(its)[0]
+    ]
 
 
 def _has_rows(column: Any) -> bool:

@@ -14,6 +14,7 @@ from torch.utils.data import Subset
 
 from elasticflow import events
 from elasticflow.runtime.data import held_generators
+from elasticflow.runtime.data.fingerprint import spread
 from elasticflow.runtime.data.walk import digest_of
 from elasticflow.runtime.process import random_streams
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 RUN_LIMIT_S = 0.5  # the second step waits for it, once in a run's life
 _MOST = 256  # samples of the evaluation that are looked up
 _PART_FOR_EVALUATION = 0.4  # of the time: the rest is for the training data
+# Samples of what two subsets are of, to tell that it is one set.
+_BASE_SAMPLES = 8
 _MOST_NUMBERS = 10_000_000  # of two subsets, compared number by number
 _LEAST_SHARE = 0.01  # of the evaluation: a twin in a hundred samples is in many a real data set
 _DEVIATIONS = 3.0  # that the share found lies above the share of twins in the training data
@@ -107,7 +110,9 @@ def _by_number(training: Any, evaluation: Any) -> Overlap | None:
     if max(len(training), len(evaluation)) > _MOST_NUMBERS:
         return None
     (base, numbers), (other, others) = _base_of(training), _base_of(evaluation)
-    if base is not other or (numbers is None and others is None):
+    if numbers is None and others is None:
+        return None
+    if base is not other and not _are_one_set(base, other):
         return None
     trained = np.arange(len(base)) if numbers is None else numbers
     measured = np.arange(len(base)) if others is None else others
@@ -152,6 +157,17 @@ def _base_of(dataset: Any) -> tuple[Any, NDArray[np.int64] | None]:
         numbers = own if numbers is None else own[numbers]
         dataset = dataset.dataset
     return dataset, numbers
+
+
+def _are_one_set(base: Any, other: Any) -> bool:
+    """True for a set that was made twice, as with a transform for training and without one: by content it would take too long."""
+    if type(base) is not type(other) or len(base) != len(other):
+        return False
+    reader, other_reader = _Reader(base), _Reader(other)
+    indices = spread(len(base), _BASE_SAMPLES)
+    digests = [reader.digest(index) for index in indices]
+    is_varied = len(set(digests)) > len(indices) // 2 and not reader.unseen
+    return is_varied and digests == [other_reader.digest(index) for index in indices]
 
 
 def _by_content(training: Any, evaluation: Any, limit_s: float) -> Overlap:

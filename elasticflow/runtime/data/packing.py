@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 
-def packed(value: Any, *, keeps_classes: bool = False) -> memoryview:
-    """Return a value of tensors as writable bytes: a pickle, each plain tensor with its own elements only.
+def packed(value: Any, *, keeps_classes: bool = False) -> io.BytesIO:
+    """Return a value of tensors as a file in memory: a pickle, each plain tensor with its own elements only.
 
     Args:
         keeps_classes: Tensors of classes of their own are pickled as these do it.
@@ -26,10 +26,10 @@ def packed(value: Any, *, keeps_classes: bool = False) -> memoryview:
         _Pickler(buffer, keeps_classes=keeps_classes).dump(value)
     except pickle.PicklingError as error:
         raise ValueError(str(error)) from error
-    return buffer.getbuffer()
+    return buffer
 
 
-def unpacked(data: memoryview) -> Any:
+def unpacked(data: memoryview | bytes) -> Any:
     """Return the packed value; its tensors are contiguous copies on the CPU."""
     return pickle.loads(data)  # noqa: S301  # a rank of this worker group packed it
 
@@ -45,11 +45,12 @@ class _Pickler(pickle.Pickler):
         if not is_plain or value.layout is not torch.strided:
             return NotImplemented
         plain = value.detach().cpu().contiguous()
-        content = plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
-        return _tensor, (content, plain.dtype, tuple(plain.shape))
+        # A buffer is copied once on its way into the pickle, and once out of it, into memory that can be written.
+        content = plain.reshape(-1).view(torch.uint8).numpy() if plain.numel() else b""
+        return _tensor, (pickle.PickleBuffer(content), plain.dtype, tuple(plain.shape))
 
 
-def _tensor(content: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+def _tensor(content: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     if not content:
         return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8).view(dtype).reshape(shape)
+    return torch.frombuffer(content, dtype=torch.uint8).view(dtype).reshape(shape)

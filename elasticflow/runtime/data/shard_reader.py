@@ -168,4 +168,6 @@ class _ChunkReader:
         forget_loader_process()
 
     def read(self, _place: int, _indices: list[int]) -> bytes:
-        return bytes(packed(next(self._chunks, None), keeps_classes=True))  # past the end no one waits for it
+        return packed(
+            next(self._chunks, None), keeps_classes=True
+        ).getvalue()  # past the end no one waits for it

@@ -62,6 +62,13 @@ class Content:
         self._room = _MOST_PARTS
         self._add(value)
 
+    def copy(self) -> Content:
+        """Return a copy, to which other values can be added."""
+        copied = Content(self._new_hash, self._end)
+        copied._hash, copied.unseen = self._hash.copy(), dict(self.unseen)
+        copied._plain = None if self._plain is None else self._plain.copy()
+        return copied
+
     def digest(self) -> bytes:
         """Return the digest of everything added so far."""
         digest: bytes = self._hash.digest()
@@ -202,13 +209,6 @@ def digest_of(value: Any) -> tuple[bytes, dict[str, None]]:
     content = Content(_short, b",")
     content.add(value)
     return content.digest(), content.unseen
-
-
-def marks_of(value: Any) -> tuple[bytes, bytes]:
-    """Return a digest of a sample's content, and one without what its objects hold."""
-    content = Content(_short, b",")
-    content.add(value)
-    return content.digest(), content.plain_digest()
 
 
 def _short() -> Any:

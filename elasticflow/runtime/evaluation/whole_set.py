@@ -146,7 +146,7 @@ class WholeSet:
         of_batch = measure(number)
         self._note(number, of_batch)
         try:
-            return packed((of_batch.handed_over, of_batch.num_samples))
+            return packed((of_batch.handed_over, of_batch.num_samples)).getbuffer()
         except (TypeError, AttributeError, ValueError) as error:
             forms = "; ".join(notes.form(each) for each in of_batch.handed_over)
             raise MetricError(

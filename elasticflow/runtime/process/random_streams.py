@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from elasticflow.runtime.process import torch_private
 
@@ -140,10 +139,24 @@ def set_state_of(generator: Any, state: Any) -> None:
 
 def mark_of(generator: Any) -> str:
     """Return a text that differs after each draw; empty for `SystemRandom`, which has no state."""
-    if isinstance(generator, random.SystemRandom):
-        return ""
-    state = state_of(generator)
-    return str(zlib.crc32(state.numpy().data) if isinstance(state, Tensor) else hash(repr(state)))
+    # Not by `state_of`, whose lists take several times as long: a dataset's generators are looked at around each sample.
+    match generator:
+        case random.SystemRandom():
+            return ""
+        case torch.Generator():
+            return str(zlib.crc32(generator.get_state().numpy().data))
+        case random.Random():
+            return str(hash(generator.getstate()))
+        case np.random.RandomState():
+            return str(hash(_frozen(generator.get_state(legacy=False))))
+        case _:
+            return str(hash(_frozen(generator.bit_generator.state)))
+
+
+def _frozen(state: Any) -> Any:
+    if isinstance(state, dict):
+        return tuple(map(_frozen, state.values()))
+    return state.tobytes() if isinstance(state, np.ndarray) else state
 
 
 def _without_arrays(state: Any) -> Any:

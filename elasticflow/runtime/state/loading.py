@@ -250,8 +250,9 @@ def _load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
     """Load with the dtypes that were saved and on the devices that are used.
 
     Source: torch 2.13, `Optimizer.load_state_dict` casts to the parameter's dtype (NAdam's `mu_product` is float32
-    for bfloat16 parameters, too), also in lists, replaces text by that of a generator, leaves a learning rate that is a
-    tensor on the device it was read to, and drops an option that the state lacks, such as a function.
+    for bfloat16 parameters, too), also in lists, replaces text by that of a generator and an OrderedDict by a dict, leaves
+    a learning rate that is a tensor on the device it was read to, and drops an option that the state lacks, such as a
+    function.
     """
     options = [{k: v.device for k, v in g.items() if isinstance(v, Tensor)} for g in optimizer.param_groups]
     functions = [{k: v for k, v in g.items() if isinstance(v, FunctionType)} for g in optimizer.param_groups]
@@ -272,7 +273,8 @@ def _uncast(saved: Any, loaded: Any) -> Any:
     if isinstance(saved, Tensor):
         return loaded if saved.dtype == loaded.dtype else saved.to(loaded.device)
     if isinstance(saved, dict):
-        return {key: _uncast(value, loaded[key]) for key, value in saved.items()}
+        saved.update({key: _uncast(value, loaded[key]) for key, value in saved.items()})
+        return saved
     if type(saved) in (list, tuple):
         return type(saved)(_uncast(*pair) for pair in zip(saved, loaded, strict=True))
     return saved

@@ -256,3 +256,23 @@ def test_a_dataset_that_varies_rarely_is_read_as_often_as_ever(me: Any) -> None:
     data.fingerprint = "v1"  # type: ignore[attr-defined]
     index_loader.open_dataset(me, lambda: data, "train")
     assert len(reads) == 40
+
+
+def test_a_sample_is_hashed_as_often_as_it_is_read() -> None:
+    """A large one takes a tenth of a second each time."""
+    reads = []
+
+    class Photo:
+        def tobytes(self) -> bytes:
+            reads.append(self)
+            return b"pixels"
+
+    class Photos:
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: int) -> Any:
+            return index, Photo()
+
+    assert look_at(Photos()).varying is None
+    assert (len(reads), len(set(reads))) == (6, 6)

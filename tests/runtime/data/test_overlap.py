@@ -87,16 +87,16 @@ def test_the_same_content_is_found_whatever_it_is(make: Any, kind: Any) -> None:
 )
 @settings(max_examples=50)
 def test_parts_of_one_set_are_compared_by_number(trained: list[int], measured: list[int]) -> None:
-    """All of them, and no sample is read."""
-    one = Rows(range(31))
+    """All of them, and no sample is read but a few that show that it is one set."""
+    one, other = Rows(range(31)), Rows(range(31))
     nested = Subset(Subset(one, list(range(30, -1, -1))), [30 - number for number in trained])
-    found = look(nested, Subset(one, measured))
+    found = look(nested, Subset(other, measured))
     both = set(trained) & set(measured)
     assert found[:4] == (len(both), len(measured), len(trained), len(trained))
     assert found.is_leak == bool(both and len(both) >= min(2, len(measured)))
-    assert one.reads == 0
-    assert look(nested, one).found == len(trained)
-    assert look(one, Subset(one, measured)).found == len(measured)
+    assert one.reads < 20
+    assert look(nested, other).found == len(trained)
+    assert look(one, Subset(other, measured)).found == len(measured)
 
 
 def test_parts_of_two_sets_are_compared_by_content() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 import torch
 from torch import nn
@@ -17,7 +19,7 @@ from elasticflow.runtime.data.packing import packed, unpacked
 def test_a_tensor_comes_back_bit_for_bit(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     """Of any type and shape, without a gradient, and writable."""
     tensor = torch.randn(shape, dtype=torch.float64).to(dtype)
-    (back,) = unpacked(packed([tensor]))
+    (back,) = unpacked(packed([tensor]).getbuffer())
     assert (back.dtype, back.shape) == (tensor.dtype, tensor.shape)
     assert torch.equal(back, tensor)
     assert back.data_ptr() == 0 or back.zero_() is back
@@ -27,16 +29,29 @@ def test_a_view_takes_its_own_elements_along_only() -> None:
     """The last token's logits of a long text are small; in whatever order they lay, they are contiguous afterwards."""
     whole = torch.randn(1000, 8)
     part = whole[:2].T
-    data = packed(part)
+    data = packed(part).getbuffer()
     assert len(data) < 1000
     assert unpacked(data).is_contiguous()
     assert torch.equal(unpacked(data), part)
 
 
+def test_a_large_tensor_is_copied_once_each_way() -> None:
+    """A loader process packs whole chunks of samples."""
+    tensor = torch.ones(1 << 20, dtype=torch.uint8)
+    tracemalloc.start()
+    try:
+        back = unpacked(packed(tensor).getvalue())
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert torch.equal(back, tensor)
+    assert peak < 2.5 * tensor.nbytes
+
+
 def test_what_holds_tensors_stays_what_it_is() -> None:
     """Dicts, tuples and objects of classes that can be imported; parameters come as plain tensors."""
     value = {"logits": nn.Parameter(torch.ones(2)), "rest": (1, ["a"], torch.Size([2]))}
-    back = unpacked(packed(value))
+    back = unpacked(packed(value).getbuffer())
     assert type(back["logits"]) is torch.Tensor
     assert not back["logits"].requires_grad
     assert back["rest"] == value["rest"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import OrderedDict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -120,7 +121,7 @@ def test_optimizer_goes_on_where_it_was(name: str, tmp_path: Path) -> None:
 
 
 class Preconditioned(O.SGD):
-    """SGD with matrices in a list, text and a nested dict in its state, as SOAP and Shampoo have them."""
+    """SGD with matrices in a list, text and an ordered dict in its state, as SOAP and Shampoo have them."""
 
     def step(self, closure: Any = None) -> Any:
         """Add to the matrices, and step."""
@@ -128,7 +129,9 @@ class Preconditioned(O.SGD):
             state = self.state[parameter]
             if "GG" not in state:
                 state.update(
-                    GG=[torch.zeros(2, dtype=torch.float64), []], mode="first", Q={"q": (torch.ones(1),)}
+                    GG=[torch.zeros(2, dtype=torch.float64), []],
+                    mode="first",
+                    Q=OrderedDict(q=(torch.ones(1),)),
                 )
             state["GG"][0] += 1 / 3
             state["Q"]["q"][0].mul_(1.1)
