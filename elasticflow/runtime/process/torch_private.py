@@ -319,7 +319,12 @@ def share_batches_without_names() -> None:
 
     Source: multiprocessing/connection.py (`Listener.__init__` asks `arbitrary_address`), CPython 3.11 to 3.14.
     """
-    connection.arbitrary_address = lambda _: f"\0elasticflow-{os.getpid()}-{secrets.token_hex(8)}"  # type: ignore[attr-defined]
+    address_of = vars(connection)["arbitrary_address"]
+
+    def without_place(family: str) -> Any:
+        return f"\0elasticflow-{secrets.token_hex(16)}" if family == "AF_UNIX" else address_of(family)
+
+    vars(connection)["arbitrary_address"] = without_place
     storage: Any = torch.UntypedStorage
     for name in ("_new_shared_fd_cpu", "_new_using_fd_cpu", "_share_fd_cpu_", "_swap_data_ptr_"):
         if not hasattr(storage, name):
