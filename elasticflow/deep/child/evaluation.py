@@ -87,6 +87,6 @@ def _value(name: str, metric: Metric, outputs: Any, given: tuple[Any, Any] | Non
         with noting_arguments(name, *arguments):
             return number(name, metric.called()(*arguments))
     over_set = OverSet(name, metric, _SAMPLES)
-    chosen, targets = unpacked(packed(metric.chosen(*outputs())))
+    chosen, targets = unpacked(packed(metric.chosen(*outputs())).getbuffer())
     over_set.add(chosen, targets, _SAMPLES)
     return over_set.value()
