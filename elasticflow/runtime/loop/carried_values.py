@@ -164,7 +164,7 @@ def _learned_from(loop: ast.For | ast.While) -> frozenset[str]:
     while grows:
         before = len(found)
         for target, value in bound:
-            if found & _assigned_in(target):
+            if found & _names_in(target, ast.Store):
                 found |= _read_in(value)
         grows = len(found) > before
     return frozenset(found)
@@ -187,14 +187,12 @@ def _bound_in(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
 
 
 def _read_in(node: ast.AST) -> set[str]:
-    return {
-        each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)
-    }
+    return _names_in(node, ast.Load)
 
 
-def _assigned_in(target: ast.AST) -> set[str]:
+def _names_in(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
     return {
-        each.id for each in ast.walk(target) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+        each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, context)
     }
 
 
