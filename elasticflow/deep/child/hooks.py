@@ -12,7 +12,9 @@ from elasticflow.deep.child.run import AFTER_ONE_STEP, CPU
 from elasticflow.errors import HookError
 from elasticflow.protocol.points import read_points
 from elasticflow.runtime.loop import hooks
-from elasticflow.runtime.loop.context import HookContext, PointWriter
+from elasticflow.runtime.loop.context import HookContext
+from elasticflow.runtime.loop.point_writer import PointWriter
+from elasticflow.runtime.loop.unchanged import Unchanged
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.training.precision import autocast
 from elasticflow.runtime.training.scalars import scalars_in
@@ -69,7 +71,7 @@ def _try(
         snapshot="000000000001-0001-00000000" if name == hooks.ON_SNAPSHOT else None,
         writer=writer,
     )
-    unchanged = hooks.Unchanged([model] if average is None else [model, average])
+    unchanged = Unchanged([model] if average is None else [model, average])
     unchanged.begin(is_thorough=True)
 
     def call() -> None:

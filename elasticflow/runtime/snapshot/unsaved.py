@@ -5,20 +5,13 @@ beside their parameters and buffers; `add` has the objects of a script looked at
 state holds are looked at again after later steps: a constant, or a cache that is filled once, stays as it is, while state
 changes. Values are compared by a sum over their bits, so nothing is copied. A value that a snapshot holds is recognised by
 its address in memory.
-
-Of the model's attributes a tensor or a generator that changes is state, and so is a number that its module both increments and
-reads. A value that a module only writes, and a tensor with a graph of the current step, may be state or not.
 """
 
 from __future__ import annotations
 
-import dis
-import inspect
 import random
 import re
-from collections import Counter, defaultdict
 from dataclasses import dataclass
-from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,13 +26,15 @@ from elasticflow.runtime.process.checksums import crc_of, sums_of
 from elasticflow.runtime.process.sharded_tensors import local_of
 from elasticflow.runtime.process.torch_private import buffers_of, has_plain_state, unsaved_buffers_of
 from elasticflow.runtime.snapshot import reachable
+from elasticflow.runtime.snapshot.model_attributes import flags_of, goes_by, held_by, is_doubtful
 from elasticflow.runtime.training import several_optimizers
 from elasticflow.snapshots.format.state_json import StateMark
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from elasticflow.runtime.process.context import Worker
+    from elasticflow.runtime.snapshot.model_attributes import Attribute
     from elasticflow.runtime.state.state import State
 
 _SMALL = 2**16
@@ -51,30 +46,8 @@ _SNAPSHOTS = 3
 # Values outside `state_dict` that torch computes anew at each step, or uses internally.
 _SCRATCH = ("scaler._per_optimizer_states", "._step_count", "._opt_called")
 
-# Torch's own attributes, in every module.
-_OF_TORCH = {*vars(nn.Module()), "_compiled_call_impl"}
-# The parameters from which weight_norm, spectral_norm and pruning (torch.nn.utils) make `weight` at each forward.
-_MADE_OF = ("_orig", "_g")
-_DEEPEST = 3
-
-
 Mark = tuple[str, Any]
 """Kind and value of a leaf; equal as long as the leaf is unchanged."""
-
-
-@dataclass(frozen=True)
-class _Attribute:
-    """Place of a value.
-
-    Attributes:
-        is_itself: The attribute is the value itself, and not an object that holds the value.
-        has_graph: The value is a tensor that gradients flow through.
-    """
-
-    kind: type
-    name: str
-    is_itself: bool
-    has_graph: bool
 
 
 @dataclass(frozen=True)
@@ -90,7 +63,7 @@ class _Look:
     loose: dict[str, Mark]
     numbers: dict[str, float]
     own: tuple[str, ...]
-    of_model: dict[str, _Attribute]
+    of_model: dict[str, Attribute]
 
 
 class Unsaved:
@@ -120,7 +93,7 @@ class Unsaved:
         """Fix the optimizers' groups from now on: `add_param_group` raises when it is called."""
         several_optimizers.fix_groups(self._state.optimizers)
         self._groups = {name: len(each.param_groups) for name, each in self._state.optimizers.items()}
-        self._flags = _flags_of(self._state.model)
+        self._flags = flags_of(self._state.model)
 
     @property
     def looks_after_steps(self) -> bool:
@@ -174,13 +147,9 @@ class Unsaved:
     def _look_at_flags(self) -> None:
         """Tell of flags that the first step has set: a restart begins with the old ones, and may set initial weights again."""
         before, self._flags = self._flags, {}
-        for path, (value, kind) in _flags_of(self._state.model).items():
+        for path, (value, kind) in flags_of(self._state.model).items():
             has_changed = before.get(path, (value,))[0] != value
-            if (
-                has_changed
-                and not is_ignored(path, self._ignored)
-                and _goes_by(kind, path.rpartition(".")[2])
-            ):
+            if has_changed and not is_ignored(path, self._ignored) and goes_by(kind, path.rpartition(".")[2]):
                 self._tell(path, "a flag")
 
     def _tell(self, path: str, kind: str) -> None:
@@ -225,7 +194,7 @@ def look(state: State) -> _Look:
     packed = {key: tensor.tolist() for key, tensor in captured.tensors.items() if "/scalars/" in key}
     numbers = dict(_numbers("", captured.tree, packed))
     saved = outside_of(state.model) - {id(tensor) for tensor in _unsaved_buffers(state.model)}
-    of_model = {leaf.path: (leaf, attribute) for leaf, attribute in _held_by(state.model, saved)}
+    of_model = {leaf.path: (leaf, attribute) for leaf, attribute in held_by(state.model, saved)}
     reached = [
         *reachable.leaves(roots_of(state), names_of(state.model), outside),
         *(leaf for leaf, _ in of_model.values()),
@@ -288,7 +257,7 @@ def moved(before: _Look, after: _Look, ignored: Sequence[str] = ()) -> tuple[lis
     """Return the paths that changed between two looks and are in no snapshot: first state, then doubtful values.
 
     A number with a fraction is doubtful: steps may or may not depend on it, as on the norm of the last gradient. For
-    attributes of the model, see `_is_doubtful`.
+    attributes of the model, see `is_doubtful`.
     """
     paths = [
         path
@@ -303,7 +272,7 @@ def moved(before: _Look, after: _Look, ignored: Sequence[str] = ()) -> tuple[lis
         if kind in numbers and _is_captured_number(path, before, after):
             continue
         attribute = after.of_model.get(path)
-        may_be = kind == "number" if attribute is None else _is_doubtful(attribute, kind)
+        may_be = kind == "number" if attribute is None else is_doubtful(attribute, kind)
         (doubtful if may_be else lost).append(path)
     return lost, doubtful
 
@@ -486,103 +455,3 @@ def _as_number(text: str) -> float | None:
         return float(text.removeprefix("np.float64(").rstrip(")"))
     except ValueError:
         return None
-
-
-def _held_by(model: nn.Module, outside: Collection[int]) -> Iterator[tuple[reachable.Leaf, _Attribute]]:
-    """Yield the values that the model's modules hold and no `state_dict` gives, each with its place.
-
-    Args:
-        outside: `id` of objects that are neither followed nor yielded, such as its parameters and persistent buffers.
-    """
-    places: dict[str, tuple[type, str]] = {}
-    roots: dict[str, Any] = {}
-    for prefix, module in model.named_modules():
-        for name, value in _attributes_of(module):
-            path = ".".join(filter(None, ("model", prefix, name)))
-            if value is not None and not isinstance(value, bool | str):
-                roots[path], places[path] = value, (type(module), name)
-    for leaf in reachable.leaves(roots, {}, outside, _DEEPEST):
-        path = leaf.path
-        while path not in places:
-            path = path[: max(path.rfind("."), path.rfind("["))]
-        has_graph = isinstance(leaf.value, Tensor) and leaf.value.grad_fn is not None
-        yield leaf, _Attribute(*places[path], leaf.path == path, has_graph)
-
-
-def _flags_of(model: nn.Module) -> dict[str, tuple[bool, type]]:
-    """Return the flags that the model's modules hold, each with the class of its module."""
-    return {
-        ".".join(filter(None, ("model", prefix, name))): (value, type(module))
-        for prefix, module in model.named_modules()
-        for name, value in vars(module).items()
-        if isinstance(value, bool) and name not in _OF_TORCH
-    }
-
-
-def _goes_by(kind: type, name: str) -> bool:
-    """True if the methods of a class both set an attribute and read it."""
-    reads, writes, _ = _uses(kind, name)
-    return reads > 0 and writes > 0
-
-
-def _attributes_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    parameters = vars(module)["_parameters"]
-    for name, value in list(vars(module).items()):
-        is_made = isinstance(value, Tensor) and any(f"{name}{end}" in parameters for end in _MADE_OF)
-        if name not in _OF_TORCH and not is_made:
-            yield name, value
-    for name in unsaved_buffers_of(module):
-        yield name, buffers_of(module).get(name)
-
-
-def _is_doubtful(attribute: _Attribute, kind: str) -> bool:
-    """True if it is doubtful that steps depend on a value that changes.
-
-    Args:
-        kind: Kind of the value's mark: "tensor", "scalar", "generator", "whole" or "number".
-    """
-    if kind == "generator":
-        return False
-    if kind in {"tensor", "scalar"} and attribute.has_graph:
-        return True
-    if not attribute.is_itself:
-        return kind != "tensor"
-    reads, writes, counts = _uses(attribute.kind, attribute.name)
-    if kind in {"tensor", "scalar"}:
-        return writes > 0 and reads == 0
-    return not counts or reads <= counts
-
-
-def _uses(kind: type, name: str) -> tuple[int, int, int]:
-    """Return how often the methods of a class read an attribute, write it, and compute it from its old value."""
-    reads = writes = counts = 0
-    for base in kind.__mro__:
-        if base.__module__.startswith("torch."):
-            continue
-        for method in vars(base).values():
-            function = getattr(method, "__func__", getattr(method, "fget", method))
-            if isinstance(function, FunctionType):
-                # The function of a decorator, such as `torch.no_grad()`, reads nothing itself.
-                function = inspect.unwrap(function)
-            if not isinstance(function, FunctionType) or function.__name__ == "__init__":
-                continue
-            found = _names_in(function.__code__)[name]
-            reads, writes = reads + found["reads"], writes + found["writes"]
-            counts += min(found["reads"], found["writes"])
-    return reads, writes, counts
-
-
-def _names_in(code: CodeType) -> defaultdict[str, Counter[str]]:
-    found: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for each in dis.get_instructions(code):
-        if each.opname in {"LOAD_ATTR", "LOAD_METHOD"}:
-            found[each.argval]["reads"] += 1
-        elif each.opname == "STORE_ATTR":
-            found[each.argval]["writes"] += 1
-        elif isinstance(each.argval, CodeType):
-            for name, uses in _names_in(each.argval).items():
-                found[name].update(uses)
-        elif isinstance(each.argval, str) and each.opname == "LOAD_CONST":
-            # A `getattr` may read it.
-            found[each.argval]["reads"] += 1
-    return found

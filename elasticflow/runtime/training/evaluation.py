@@ -39,7 +39,8 @@ from elasticflow.runtime.process.sharded_tensors import reshard, sharded_modules
 from elasticflow.runtime.process.stopping import Stopped
 from elasticflow.runtime.training import loss_weights, model_buffers
 from elasticflow.runtime.training.loss import parse_loss, require_count
-from elasticflow.runtime.training.precision import AUTOCAST, autocast, evaluating
+from elasticflow.runtime.training.modes import evaluating
+from elasticflow.runtime.training.precision import AUTOCAST, autocast
 from elasticflow.snapshots.format.manifest import measure_of
 from elasticflow.snapshots.format.policy import Due
 

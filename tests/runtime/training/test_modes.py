@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from elasticflow.runtime.training.precision import evaluating
+from elasticflow.runtime.training.modes import evaluating
 
 
 class Merging(nn.Module):
