@@ -34,7 +34,6 @@ BUSY = 3.0  # load of two cores at the begin of a trial
 OTHERS_PERCENT = (
     20.0  # of the cores that others used in the second before it: the load still has the trial before in it
 )
-NO_FURTHER_STEP = "no further step"
 ROUNDING = 1e-3  # sums of one worker and of two differ in their last bits, and training makes more of it
 
 
@@ -98,7 +97,7 @@ def _outcome(record: Record) -> Outcome:
                 "stopped", "stopped" if resumed is None else f"stopped at step {record['reached']}"
             )
         is_still = resumed is None or record.get("reached_before", -1) == record.get("reached")
-        return Outcome("stopped", NO_FURTHER_STEP if is_still else "too slow")
+        return Outcome("stopped", "no further step" if is_still else "too slow")
     if record["lost"] or record["repeated"] or not record["is_whole"]:
         return Outcome("samples", f"{record['lost']} lost, {record['repeated']} repeated")
     if not record["replicas_agree"]:
@@ -171,11 +170,16 @@ def cell(record: Record | None) -> str:
     if record is None:
         return found.words
     star = "\\*" if is_busy(record) else ""
-    if record.get("pause_s") is None or found.words.startswith(NO_FURTHER_STEP):
+    if (pause := pause_of(record)) is None:
         return found.words + star
     again = f", {record['redone']:g} again" if record.get("redone") else ""
     start = f", from step {record['resumed_from']}" if record["fault"] in DAMAGES else ""
-    return f"{seconds(record['pause_s'])} s{star}{start}{again}; {found.words}"
+    return f"{seconds(pause)} s{star}{start}{again}; {found.words}"
+
+
+def pause_of(record: Record | None) -> float | None:
+    """Return the longest time without a step after the fault, in seconds; None: not measured, or training never ended."""
+    return record.get("pause_s") if record and "lost" in record else None
 
 
 def empty(peer: Peer, fault: str) -> str:
@@ -324,7 +328,7 @@ def bars(trials: Mapping[tuple[str, str, str], Record]) -> str:
         name = called(peer)
         found = outcome(record)
         parts.append(f'<text x="{left}" y="{y + 9}">{escape(name)}</text>')
-        pause = record.get("pause_s") if record else None
+        pause = pause_of(record)
         if pause is None:
             told.append(f"{name}: {found.words}")
             parts.append(f'<text class="small" x="{left}" y="{y + 26}">{escape(found.words)}</text>')
@@ -370,7 +374,7 @@ def grid(trials: Mapping[tuple[str, str, str], Record]) -> str:
         for number, fault in enumerate(FAULTS):
             record = trials.get((peer.name, peer.variant, fault))
             found, x = outcome(record), 8 + number * each
-            value = record.get("pause_s") if record else None
+            value = pause_of(record)
             label = "-" if value is None else f"{value:.1f}" if value < 10 else f"{value:.0f}"
             label += "*" if record and value is not None and is_busy(record) else ""
             told.append(f"{name}, {SHORT[fault]}: {found.words}")

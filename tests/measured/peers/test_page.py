@@ -63,9 +63,10 @@ def test_outcome_of_a_run_that_ended(facts: dict[str, Any], kind: str, words: st
     ],
 )
 def test_outcome_of_a_run_that_did_not_end(facts: dict[str, Any], kind: str, words: str) -> None:
-    """A run without final weights is no failure of samples."""
+    """A run without final weights is no failure of samples, and its pause before it stopped is no figure."""
     record = {name: value for name, value in trial("torchrun").items() if name != "lost"} | facts
     assert page.outcome(record) == (kind, words)
+    assert page.cell(record) == words
     assert page.outcome(None).kind == "none"
 
 
