@@ -46,10 +46,8 @@ class Event(str):
     """The name of an event together with its schema; this object is used wherever the name is needed.
 
     Attributes:
-        meaning: Meaning of the event, as a sentence.
         fields: The event's own fields, beside those of every line; `FIELDS` describes them.
         optional: Own fields of the event that a line may lack; they have a `?` in the table below.
-        level: Log level of its lines.
         emitter: Process that writes the event. The supervisor reads events of workers in their logs.
         is_kept: True: the event is in events.jsonl; by convention only one of several workers writes it.
         may_be_supervisors: True: the supervisor writes the event, too, about its own acts or a snapshot writer's,

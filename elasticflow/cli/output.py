@@ -71,7 +71,6 @@ def table(
         rows: Rows with one cell for each title, painted or not.
         width: Columns of the terminal; None: no limit.
         first_to_go: Titles of the columns that are left out, in this order, while the table is wider than *width*.
-        justify: Alignment of cells in their column.
     """
     from rich.table import Table
     from rich.text import Text

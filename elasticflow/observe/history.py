@@ -254,7 +254,6 @@ class SnapshotEvent:
         at: Unix time.
         at_s: Seconds of the run.
         num_bytes: Size; None if unknown.
-        reason: Reason that it was rejected or failed.
     """
 
     name: str
@@ -329,7 +328,6 @@ class RunHistory:
         node_events: Records about nodes, and failures on them, each with its seconds of the run.
         phase: The event that began the present phase (`OF_PHASES`), and its Unix time; None: the run trains.
         is_training: True if the newest group has finished a step.
-        has_trained: True if training began at least once.
         is_recovering: True if no step was finished since the last failure.
         began: Unix time of the first event.
         updated: Unix time of the last event.
@@ -337,8 +335,6 @@ class RunHistory:
         generation: Number of the newest generation in an event.
         step: Finished steps, as far as events of training show.
         steps: Steps of the whole training, once known.
-        samples: Samples of the training data, once known.
-        parameters: Parameters of the model, once known.
         script: The user's script, once it was started.
         restarts: Number of failures after which training resumed.
         survived: Number of failures after which a step was finished.
