@@ -277,12 +277,9 @@ _SNAPSHOT_STATES: dict[str, Literal["committed", "rejected", "failed"]] = {
 
 @dataclass(frozen=True)
 class WarningSeen:
-    """A warning of the job's code or a library.
+    """A warning of the job's code or a library, as `Warned` describes it.
 
     Attributes:
-        category: Python's class of the warning; `torch`; level and name of a logger.
-        place: File and line; empty if unknown.
-        text: The first message of this category from this place.
         rank: The rank that gave it first.
         generation: The generation in which it was given first.
         times: How often all workers gave it in all launches, as far as it is recorded.
