@@ -6,6 +6,7 @@ Every line has `timestamp, level, event, job, run_id, generation`; lines written
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal, NamedTuple, Self
 
 Level = Literal["debug", "info", "warning", "error"]
@@ -46,10 +47,8 @@ class Event(str):
     """The name of an event together with its schema; this object is used wherever the name is needed.
 
     Attributes:
-        meaning: Meaning of the event, as a sentence.
         fields: The event's own fields, beside those of every line; `FIELDS` describes them.
         optional: Own fields of the event that a line may lack; they have a `?` in the table below.
-        level: Log level of its lines.
         emitter: Process that writes the event. The supervisor reads events of workers in their logs.
         is_kept: True: the event is in events.jsonl; by convention only one of several workers writes it.
         may_be_supervisors: True: the supervisor writes the event, too, about its own acts or a snapshot writer's,
@@ -92,6 +91,8 @@ class Event(str):
         return str, (str(self),)
 
 
+_of_worker = partial(Event, emitter="worker")
+
 RUN_STARTED = Event(
     "run.started",
     "a launch began",
@@ -133,12 +134,11 @@ WORKER_FAILED = Event(
     ("rank", "node", "pid", "exit_code", "class", "error", "traceback", "exception", "others", "stderr"),
     level="error",
 )
-WORKER_RAISED = Event(
+WORKER_RAISED = _of_worker(
     "worker.raised",
     "an exception left a worker's train.py; final: another try would end in the same way",
     ("class", "error", "traceback", "final", "exception"),
     level="error",
-    emitter="worker",
     is_kept=False,
 )
 WORKER_WARNED = Event(
@@ -263,89 +263,75 @@ SCRIPT_BEGAN_ANEW = Event(
         ),
     ),
 )
-TRAINING_STARTED = Event(
+TRAINING_STARTED = _of_worker(
     "training.started",
     "all ranks are about to train",
     ("restored_from", "from_memory", "restore_s", "epoch", "samples", "steps", "device", "parameters"),
-    emitter="worker",
 )
-TRAINING_FIRST_STEP = Event(
+TRAINING_FIRST_STEP = _of_worker(
     "training.first_step",
     "the first step of a generation is finished",
     ("seconds_since_failure",),
-    emitter="worker",
 )
-TRAINING_COMPILED = Event(
+TRAINING_COMPILED = _of_worker(
     "training.compiled",
     "torch.compile's share of a generation's first step, with the graphs from its cache and the "
     "compiled graphs",
     ("seconds", "from_cache", "compiled"),
-    emitter="worker",
 )
-TRAINING_STOPPED = Event(
+TRAINING_STOPPED = _of_worker(
     "training.stopped",
     "the job's own code raised StopTraining, or train.stop_when came true (by_rank is null): all ranks end here",
     ("reason", "by_rank"),
-    emitter="worker",
 )
-TRAINING_LEFT = Event(
+TRAINING_LEFT = _of_worker(
     "training.left",
     "all ranks leave before the last step, as one of them was asked to: the run is not finished",
     (),
-    emitter="worker",
 )
-TRAINING_FINISHED = Event(
-    "training.finished", "the last step is finished", ("epoch", "samples", "best"), emitter="worker"
-)
-SNAPSHOT_STAGED = Event(
+TRAINING_FINISHED = _of_worker("training.finished", "the last step is finished", ("epoch", "samples", "best"))
+SNAPSHOT_STAGED = _of_worker(
     "snapshot.staged",
     "the writer has the bytes, and training continues",
     ("name", "bytes", "stall_s", "trigger"),
-    emitter="worker",
 )
-STAGING_SINGLE = Event(
+STAGING_SINGLE = _of_worker(
     "staging.single",
     "memory is short: a snapshot waits until the previous one is written",
     ("reason",),
     level="warning",
-    emitter="worker",
     line=Template("short of memory", "each snapshot waits until the one before is written: {reason}"),
 )
-STAGING_OVERTAKEN = Event(
+STAGING_OVERTAKEN = _of_worker(
     "staging.overtaken",
     "a tensor was written while it was copied to the memory tier, and not by its optimizer's step: this step is not held",
     ("name",),
     level="warning",
-    emitter="worker",
     line=Template("not in memory", "step {step}: {name} was written while it was copied"),
 )
-HELD_OFF = Event(
+HELD_OFF = _of_worker(
     "held.off",
     'with `memory = "auto"`: states are not held in memory, so that a death costs the steps since the last snapshot',
     ("reason",),
-    emitter="worker",
     line=Template("not in memory", "a death costs the steps since the last snapshot: {reason}"),
 )
-HELD_PAUSES = Event(
+HELD_PAUSES = _of_worker(
     "held.pauses",
     'with `memory = "auto"`: there is no memory for a third state, so that none is held while a snapshot is being written from another',
     ("reason",),
-    emitter="worker",
     line=Template("not in memory", "nothing is held while a snapshot is being written: {reason}"),
 )
-HELD_DAMAGED = Event(
+HELD_DAMAGED = _of_worker(
     "held.damaged",
     "the shard of a rank, counted on its node, has changed in memory since it was held: training resumes from another node's copy, an older state or a snapshot",
     ("of_rank",),
     level="warning",
-    emitter="worker",
     line=Template("not from memory", "step {step}: the part of rank {of_rank} has changed since it was held"),
 )
-HELD_RECEIVED = Event(
+HELD_RECEIVED = _of_worker(
     "held.received",
     "a node that lacked the newest held state has received it from another node's memory",
     ("from_node", "bytes", "seconds"),
-    emitter="worker",
     line=Template(
         "from memory",
         "step {step}: {bytes} bytes came from the memory of node {from_node}",
@@ -353,47 +339,41 @@ HELD_RECEIVED = Event(
         tone="plain",
     ),
 )
-HELD_LOST = Event(
+HELD_LOST = _of_worker(
     "held.lost",
     "a node cannot receive the newest held state: training resumes from a snapshot",
     ("reason",),
     level="warning",
-    emitter="worker",
     line=Template("not from memory", "step {step}: {reason}"),
 )
-SNAPSHOT_COMMITTED = Event(
+SNAPSHOT_COMMITTED = _of_worker(
     "snapshot.committed",
     "the snapshot exists",
     ("name", "bytes", "seconds", "trigger"),
-    emitter="worker",
     may_be_supervisors=True,
 )
-SNAPSHOT_CHOSEN = Event(
+SNAPSHOT_CHOSEN = _of_worker(
     "snapshot.chosen",
     "every rank has read and verified the snapshot that the generation resumes from",
     ("name",),
-    emitter="worker",
 )
-OPTIONS_CHANGED = Event(
+OPTIONS_CHANGED = _of_worker(
     "options.changed",
     "optimizer or scheduler options changed since the snapshot; the job file's apply from here",
     ("options",),
-    emitter="worker",
 )
-JOB_CHANGED = Event(
+JOB_CHANGED = _of_worker(
     "job.changed",
     "the snapshot that a generation resumes from was taken under another job: digests of both",
     ("snapshot", "was", "now"),
     level="warning",
-    emitter="worker",
     is_kept=False,
 )
-SNAPSHOT_REJECTED = Event(
+SNAPSHOT_REJECTED = _of_worker(
     "snapshot.rejected",
     "a snapshot was not loaded, or starts from it failed: it is set aside",
     ("name", "reason"),
     level="warning",
-    emitter="worker",
     may_be_supervisors=True,
     line=Template("set aside", "snapshot {name}: {reason}"),
 )
@@ -403,12 +383,11 @@ SNAPSHOT_CLEARED = Event(
     ("name", "reason"),
     line=Template("good again", "snapshot {name}: {reason}", symbol="note", tone="quiet"),
 )
-SNAPSHOT_FAILED = Event(
+SNAPSHOT_FAILED = _of_worker(
     "snapshot.failed",
     "a snapshot could not be written; older ones are untouched",
     ("name", "reason"),
     level="warning",
-    emitter="worker",
     may_be_supervisors=True,
     line=Template(
         "no snapshot",
@@ -417,15 +396,14 @@ SNAPSHOT_FAILED = Event(
         tone="bad",
     ),
 )
-SNAPSHOT_REMOVED = Event(
-    "snapshot.removed", "retention removed a snapshot", ("name",), emitter="worker", may_be_supervisors=True
+SNAPSHOT_REMOVED = _of_worker(
+    "snapshot.removed", "retention removed a snapshot", ("name",), may_be_supervisors=True
 )
-STORE_TROUBLE = Event(
+STORE_TROUBLE = _of_worker(
     "store.trouble",
     "a snapshot store failed for a transient reason and is asked again; reported at most every 10 s",
     ("operation", "class", "error", "attempt", "pause_s"),
     level="warning",
-    emitter="worker",
     may_be_supervisors=True,
     line=Template(
         "store",
@@ -454,52 +432,45 @@ BUDGET_REFILLED = Event(
     ("budget",),
     line=Template("budget", "full again: {budget:restart}", symbol="note", tone="quiet"),
 )
-DATASET_OPENED = Event(
+DATASET_OPENED = _of_worker(
     "dataset.opened",
     "which data is trained or evaluated on",
     ("name", "samples?", "shards?", "values?", "fingerprint", "source"),
-    emitter="worker",
 )
-ORDER_DECLARED = Event(
+ORDER_DECLARED = _of_worker(
     "order.declared",
     "the order of samples, if the job sets it: its kind, the samples of an epoch, further facts that "
     "identify it",
     ("kind", "samples", "facts", "seconds"),
-    emitter="worker",
 )
-PARAMETERS_GROUPED = Event(
+PARAMETERS_GROUPED = _of_worker(
     "parameters.grouped",
     "which parameters each of [[optimizer.groups]] took: its tensors, the numbers in them, the options of its own",
     ("groups",),
-    emitter="worker",
 )
-DATASET_PASSED = Event(
+DATASET_PASSED = _of_worker(
     "dataset.passed",
     "a data shard without `skip` is read again up to the position of the run; reported every ten seconds",
     ("shard", "samples"),
-    emitter="worker",
     line=Template("data", "shard {shard}: {samples:sample} read again", symbol="note", tone="quiet"),
 )
-DATASET_SMALLER_THAN_BATCH = Event(
+DATASET_SMALLER_THAN_BATCH = _of_worker(
     "dataset.smaller_than_batch",
     "one batch is more than the whole training data: a pass over it is not even one step",
     ("samples", "batch", "steps"),
     level="warning",
-    emitter="worker",
 )
-DATASET_VARIES = Event(
+DATASET_VARIES = _of_worker(
     "dataset.varies",
     "a sample varies when it is read twice under one seed: a restart reads other samples",
     ("name", "sample", "type", "parts", "generators"),
     level="warning",
-    emitter="worker",
 )
-DATASET_UNSEEN = Event(
+DATASET_UNSEEN = _of_worker(
     "dataset.unseen",
     "content of samples that was not looked at: objects of these classes cannot be looked into",
     ("name", "types"),
     level="warning",
-    emitter="worker",
 )
 SCALE_NOT_REACHED = Event(
     "scale.not_reached",
@@ -507,26 +478,23 @@ SCALE_NOT_REACHED = Event(
     ("changes", "seconds"),
     line=Template("scale", "{changes:list}: not reached, training ended after {seconds:span}", symbol="note"),
 )
-KIND_CHANGED = Event(
+KIND_CHANGED = _of_worker(
     "kind.changed",
     "an exact run resumes with other machines or libraries than its snapshot: bits may differ",
     ("changed",),
     level="warning",
-    emitter="worker",
 )
-REPLICAS_NOT_COMPARED = Event(
+REPLICAS_NOT_COMPARED = _of_worker(
     "replicas.not_compared",
     "replica comparison is off: workers may round differently",
     ("reason",),
-    emitter="worker",
     line=Template("not compared", "replica comparison is off: {reason}", symbol="note", tone="quiet"),
 )
-STATE_LEFT_OUT = Event(
+STATE_LEFT_OUT = _of_worker(
     "state.left_out",
     "an object has state of its own that no snapshot holds",
     ("name", "type", "help?"),
     level="warning",
-    emitter="worker",
 )
 PRELOAD_REFUSED = Event(
     "preload.refused",
@@ -549,12 +517,11 @@ HANG_DETECTED = Event(
     ("rank", "node", "phase", "step", "seconds", "limit_s", "reason", "frames", "stacks", "dumps"),
     level="warning",
 )
-LOSS_SKIPPED = Event(
+LOSS_SKIPPED = _of_worker(
     "loss.skipped",
     "a step with a non-finite loss left the weights alone",
     ("loss",),
     level="warning",
-    emitter="worker",
     line=Template("skipped", "step {step}: loss {loss:number}; the weights are left alone"),
 )
 RECORD_DAMAGED = Event(
@@ -564,59 +531,52 @@ RECORD_DAMAGED = Event(
     level="warning",
     line=Template("damaged", "{path} {reason}"),
 )
-LOSS_UNWEIGHED = Event(
+LOSS_UNWEIGHED = _of_worker(
     "loss.unweighed",
     "the loss depends on how a batch is cut, so on the number of workers: it is a mean over uncounted items",
     ("reason", "help"),
     level="warning",
-    emitter="worker",
     line=Template(
         "loss",
         "the loss depends on how a batch is cut, so on the number of workers",
         ("{reason}", "help: {help}"),
     ),
 )
-DATA_OWN = Event(
+DATA_OWN = _of_worker(
     "data.own",
     "the script reads its own data: elasticflow does not restore its position",
     ("kept",),
-    emitter="worker",
 )
-STAGE_STARTED = Event(
+STAGE_STARTED = _of_worker(
     "stage.started",
     "a loop of the script's own begins its next stage: other data, or more epochs; `steps` is the run's last step as far as it is known",
     ("stage", "steps", "samples"),
-    emitter="worker",
 )
-STATE_PUT_BACK = Event(
+STATE_PUT_BACK = _of_worker(
     "state.put_back",
     "the script changed kept state between run.keep and its loop; a resumed run has the snapshot's state",
     ("names", "snapshot"),
     level="warning",
-    emitter="worker",
 )
-LOOP_CHANGED = Event(
+LOOP_CHANGED = _of_worker(
     "loop.changed",
     "the arguments of a script's loop differ from the snapshot's, and the run continues with them",
     ("changes",),
     level="warning",
-    emitter="worker",
 )
-LOSS_UNUSED = Event(
+LOSS_UNUSED = _of_worker(
     "loss.unused",
     "the dict that the training step returns holds keys that nobody reads",
     ("keys",),
-    emitter="worker",
     line=Template(
         "loss", "the step's dict also holds {keys:list}, which nobody reads", symbol="note", tone="quiet"
     ),
 )
-MFU_UNKNOWN = Event(
+MFU_UNKNOWN = _of_worker(
     "mfu.unknown",
     "model.flops_per_sample is given, and the peak of the device is not known: no MFU is measured",
     ("device",),
     level="warning",
-    emitter="worker",
     line=Template(
         "speed",
         "no MFU: the peak of {device} is not known",
@@ -673,17 +633,15 @@ PROFILE_REQUESTED = Event(
         "profile", "a trace of {steps:step} of rank {ranks:list} was asked for", symbol="note", tone="plain"
     ),
 )
-PROFILE_STARTED = Event(
+PROFILE_STARTED = _of_worker(
     "profile.started",
     "a rank traces its next steps, after a warm-up step",
     ("profile", "step", "steps"),
-    emitter="worker",
 )
-PROFILE_FINISHED = Event(
+PROFILE_FINISHED = _of_worker(
     "profile.finished",
     "a rank has written the trace of some steps",
     ("profile", "path", "first_step", "last_step", "bytes", "seconds"),
-    emitter="worker",
     line=Template(
         "profile",
         "rank {rank} has traced steps {first_step:count} to {last_step:count}",
@@ -692,30 +650,27 @@ PROFILE_FINISHED = Event(
         tone="plain",
     ),
 )
-PROFILE_FAILED = Event(
+PROFILE_FAILED = _of_worker(
     "profile.failed",
     "there will be no trace of a rank; training continues",
     ("profile", "reason"),
     level="warning",
-    emitter="worker",
     may_be_supervisors=True,
     line=Template("profile", "no trace of rank {rank}: {reason}"),
 )
 # The level is low since the line is long and meant for programs.
-ENVIRONMENT_FOUND = Event(
+ENVIRONMENT_FOUND = _of_worker(
     "environment.found",
     "what rank 0 has imported and runs on; kept in environment.json, not in events.jsonl",
     ("modules", "files", "device"),
     level="debug",
-    emitter="worker",
     is_kept=False,
 )
-LOG_LEFT_OUT = Event(
+LOG_LEFT_OUT = _of_worker(
     "log.left_out",
     "a worker wrote more than its log may hold: how many lines and bytes of one of its streams were left out so far",
     ("node", "rank", "stream", "lines", "bytes"),
     level="warning",
-    emitter="worker",
     may_be_supervisors=True,
 )
 CONNECTION_REFUSED = Event(
@@ -725,33 +680,29 @@ CONNECTION_REFUSED = Event(
     ("connections", "address", "reason"),
     level="warning",
 )
-STEP = Event(
+STEP = _of_worker(
     "step",
     "one finished optimizer step, in_epoch counted from 1; lr has names where there are several parameter groups; beside these "
     "count, ..._per_s, mfu and grad_norm where they are known, every few seconds memory_... and utilization of an accelerator, "
     "and the scalars that the job's own step returned",
     ("epoch", "in_epoch", "samples", "loss", "lr", "time", "seconds"),
-    emitter="worker",
     is_kept=False,
 )
-BEST_RESET = Event(
+BEST_RESET = _of_worker(
     "best.reset",
     "the best value so far was measured by another evaluation: it is looked for anew",
     ("best", "measured_by", "now"),
-    emitter="worker",
 )
-OVERLAP_FOUND = Event(
+OVERLAP_FOUND = _of_worker(
     "overlap.found",
     "samples of the evaluation are in the training data: found of looked_up ones, compared with so many of samples",
     ("found", "looked_up", "compared", "samples", "pair"),
     level="warning",
-    emitter="worker",
 )
-EVALUATION = Event(
+EVALUATION = _of_worker(
     "evaluation",
     "metrics over the evaluation set, of the weights named (ema, raw), and of the raw ones beside the average's",
     ("epoch", "in_epoch", "eval", "weights", "eval_raw?", "best", "best_of?", "time", "seconds"),
-    emitter="worker",
     is_kept=False,
 )
 

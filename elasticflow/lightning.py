@@ -51,7 +51,6 @@ class _Calls:
 
     Attributes:
         hook: Name of the module's method.
-        logged: Logged values by name.
     """
 
     hook: str

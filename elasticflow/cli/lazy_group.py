@@ -22,7 +22,6 @@ class CommandEntry(NamedTuple):
     Attributes:
         module: The command's module below `elasticflow.cli`.
         line: The command's line in `--help` of the group.
-        name: Name of the command in the module.
         guide: Page of the guide that the command's own `--help` names at the end; empty: none.
     """
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
+    from elasticflow.jobfile.diagnostics.render_text import Format
     from elasticflow.jobfile.load import LoadedJob
     from elasticflow.observe.status import RunStatus
     from elasticflow.run_folder import RunFolder
@@ -71,7 +72,6 @@ def table(
         rows: Rows with one cell for each title, painted or not.
         width: Columns of the terminal; None: no limit.
         first_to_go: Titles of the columns that are left out, in this order, while the table is wider than *width*.
-        justify: Alignment of cells in their column.
     """
     from rich.table import Table
     from rich.text import Text
@@ -263,6 +263,29 @@ def counts_of(findings: Sequence[Diagnostic], severities: Sequence[str] = ("erro
 
     counts = {severity: sum(each.severity == severity for each in findings) for severity in severities}
     return ", ".join(plural(count, severity) for severity, count in counts.items() if count)
+
+
+def report_findings(
+    findings: Sequence[Diagnostic],
+    shown: Sequence[Diagnostic],
+    style: Format,
+    summary: Callable[[], str],
+    *,
+    strict: bool,
+) -> int:
+    """Print the findings in *shown*, and for people the summary; return the exit code of all findings."""
+    from elasticflow.errors import ANSWER_IS_NO, FINISHED
+    from elasticflow.jobfile.diagnostics.render_text import render
+    from elasticflow.observe.terminal.colours import wants_colour
+
+    if text := render(shown, style, colour=wants_colour(sys.stdout, os.environ)):
+        click.echo(text, color=True)
+    if style in {"full", "concise"}:
+        click.echo(("\n" if shown and style == "full" else "") + summary())
+    if style == "full" and shown:
+        click.echo(f"`elasticflow guide {shown[0].code}` says more, with an example")
+    severities = {each.severity for each in findings}
+    return ANSWER_IS_NO if "error" in severities or (strict and "warning" in severities) else FINISHED
 
 
 def show_warnings(loaded: LoadedJob, *, but: Container[str] = ()) -> None:

@@ -56,7 +56,6 @@ def run(
 
     Args:
         argv: Command; the descriptor of the pipe for messages is appended.
-        limit_s: Limit in seconds.
         watch: Called several times a second with the child's last message; None: no message yet.
     """
     mark = secrets.token_hex(8)

@@ -54,8 +54,6 @@ class Problem:
     Attributes:
         kind: import, factory, result, sample, collate, length, overlap, other_data, state, step, loss, weights, hang, died,
             left, restart, device, memory, unknown.
-        key: Key of the job file.
-        message: Message in one line.
         remedy: Advice; may be empty.
         frames: Frames in the job's own code, outermost first.
         is_warning: True if it may be intended.
@@ -81,9 +79,7 @@ class Facts:
     """Facts of the job; None: not known.
 
     Attributes:
-        samples: Samples in the training data.
         sample: The first training sample, described in words.
-        parameters: Numbers in the model.
         trainable: Numbers in the parameters that take a gradient.
         block_bytes: Size of the largest part of a model in [parallel] that is gathered as a whole: a block, or the rest of the model.
         loss: Loss of the first step, as Python prints it.

@@ -89,7 +89,6 @@ def join(
     Args:
         request: The job as this machine has it; its run folder is not used.
         address: Host and port from `--join`.
-        say: Called with what a person should know.
         warn: Called with each sentence that a person should read before this machine takes part.
         lead: Makes the launch that it is given, and returns its exit code.
 
@@ -214,7 +213,6 @@ def await_launch(
     Args:
         store_address: Address of *keys*.
         last: Number of a launch whose leader gave no sign of life; 0: none. It may have been cut off for a while.
-        say: Called with what a person should know.
 
     Raises:
         LaunchNotFoundError: there is no such launch in time.
@@ -330,7 +328,6 @@ class JoinedNode:
 
     Args:
         store: The launch's keys; the server sends those below `LAUNCH`.
-        say: Called with what a person should know.
         reconnect: Returns another client of the store if the launch can be reached again, None if it is gone for good.
             Raises StoreLostError while neither is known.
         is_store_outside: The store outlives the supervisor, which has to be watched then.

@@ -55,7 +55,6 @@ def lead_or_join(
 
     Args:
         request: The job as this machine has it, and the run.
-        say: Called with what a person should know.
         warn: Called with each sentence that a person should read before this machine takes part.
         lead: Makes the launch that it is given, and returns its exit code.
         why_leader_is_lost: Asks the scheduler: returns the reason if the machine that leads will not come back, else None.

@@ -60,7 +60,6 @@ class Curve:
         segments: Values that count, by generation; all are finite.
         redone: Values of steps that were lost and done again.
         odd: Steps whose value is not a finite number, at most `COLUMNS`.
-        last: The newest value.
     """
 
     name: str

@@ -254,7 +254,6 @@ class SnapshotEvent:
         at: Unix time.
         at_s: Seconds of the run.
         num_bytes: Size; None if unknown.
-        reason: Reason that it was rejected or failed.
     """
 
     name: str
@@ -278,12 +277,9 @@ _SNAPSHOT_STATES: dict[str, Literal["committed", "rejected", "failed"]] = {
 
 @dataclass(frozen=True)
 class WarningSeen:
-    """A warning of the job's code or a library.
+    """A warning of the job's code or a library, as `Warned` describes it.
 
     Attributes:
-        category: Python's class of the warning; `torch`; level and name of a logger.
-        place: File and line; empty if unknown.
-        text: The first message of this category from this place.
         rank: The rank that gave it first.
         generation: The generation in which it was given first.
         times: How often all workers gave it in all launches, as far as it is recorded.
@@ -329,7 +325,6 @@ class RunHistory:
         node_events: Records about nodes, and failures on them, each with its seconds of the run.
         phase: The event that began the present phase (`OF_PHASES`), and its Unix time; None: the run trains.
         is_training: True if the newest group has finished a step.
-        has_trained: True if training began at least once.
         is_recovering: True if no step was finished since the last failure.
         began: Unix time of the first event.
         updated: Unix time of the last event.
@@ -337,8 +332,6 @@ class RunHistory:
         generation: Number of the newest generation in an event.
         step: Finished steps, as far as events of training show.
         steps: Steps of the whole training, once known.
-        samples: Samples of the training data, once known.
-        parameters: Parameters of the model, once known.
         script: The user's script, once it was started.
         restarts: Number of failures after which training resumed.
         survived: Number of failures after which a step was finished.

@@ -46,7 +46,6 @@ class Trace:
         steps_us: Microseconds of each step, in order.
         parts: Microseconds in the parts of the steps, by name, the longest first: `forward`, `backward`, `optimizer`, `data`...;
             `other` is the time outside of all parts.
-        kernels: Kernels on GPUs.
     """
 
     steps_us: list[float] = field(default_factory=list)

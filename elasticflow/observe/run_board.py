@@ -129,7 +129,6 @@ class RunBoard:
             at: Present Unix time.
             clock: Duration of the launch, in words.
             note: Sign at the start of a row.
-            room: Columns and lines of the terminal.
             pretty: Use signs beyond ASCII.
         """
         doing, progress = self.now(at), self.progress()

@@ -41,7 +41,6 @@ class RunState:
         generation: Number of the newest worker group; 0 if there was none.
         step: Last finished step.
         steps: Steps of the whole training, once known.
-        loss: Loss of the last step.
         workers: Workers of the newest group, whether it runs or not.
         device: Type of the devices that the newest group trains on, such as "cuda"; None if unknown.
         devices: The accelerators of the newest group's workers: rank, node, device, and the fields of `DeviceUsage`.

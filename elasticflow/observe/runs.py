@@ -28,7 +28,9 @@ def list_runs(project_root: Path, job: str | None = None, *, by_hand: bool = Fal
         for path in of_job.iterdir()
         if (folder := _run_at(path, by_hand=by_hand)) is not None
     ]
-    return sorted(folders, key=lambda f: (_started(f), f.run_id, f.job), reverse=True)
+    return sorted(
+        folders, key=lambda f: (state_of(f).launched or f.path.stat().st_mtime, f.run_id, f.job), reverse=True
+    )
 
 
 def find_run(project_root: Path, text: str | None, *, by_hand: bool = False) -> RunFolder:
@@ -108,10 +110,6 @@ def _no_supervisor(text: str) -> RunNotFoundError:
         f'"{text}" was started without `elasticflow run`: no supervisor leads it, and no job is recorded',
         "status, metrics, logs, why, report and snapshots show it; the command that started it continues with it",
     )
-
-
-def _started(folder: RunFolder) -> float:
-    return state_of(folder).launched or folder.path.stat().st_mtime
 
 
 def _remedy(text: str, runs: list[RunFolder]) -> str:

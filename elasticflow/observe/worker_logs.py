@@ -117,8 +117,6 @@ def follow(
         generation: The only generation to follow; None: all from the newest on.
         rank: The only rank to follow; None: all.
         is_live: Returns True while more lines may be written.
-        pause: Waits for the given seconds.
-        is_shown: Returns True for lines to yield.
         backlog: Most lines to yield of those written before; None: all.
     """
     followers: dict[Path, tuple[int, int, Stream, FollowedLines]] = {}

@@ -243,7 +243,6 @@ class Activity:
         phase: `import` before it has workers, then that of the worker for which its others seem to wait; `LINGER`.
         subject: The module that is imported, `torch.compile` where the job compiles its model, or who is waited for.
         step: Steps that this worker has finished.
-        seconds: Seconds that the activity has lasted.
     """
 
     node: str
@@ -284,8 +283,6 @@ class Warned:
 
     Attributes:
         node: Node of the worker that gave it first.
-        rank: Rank of that worker.
-        in_generation: Generation of that worker.
         category: Python's class of the warning; `torch`; level and name of a logger.
         place: File and line; empty if unknown.
         text: The first message of this category from this place.
@@ -357,8 +354,6 @@ class WorkersEnded:
     """No worker of a generation is left on a node.
 
     Attributes:
-        failed: True if a worker failed there.
-        workers: How each ended.
         sent_at: Unix time at which it is told, on the node's clock.
     """
 
@@ -393,7 +388,6 @@ class FilePiece:
 
     Attributes:
         path: From the run folder.
-        offset: Position of the bytes in that file.
         data: The bytes, in base64.
         is_anew: Replaces all that was sent of the file before.
     """
@@ -474,7 +468,6 @@ class FilesWanted:
     """Nodes with run folders of their own are to send files (`launcher/rendezvous/requests.py`).
 
     Attributes:
-        generation: Generation whose logs are wanted.
         logged: Also send the points that hooks logged, of all generations.
         number: Number of the supervisor's request; 0 where a command has left it for the supervisor.
     """

@@ -22,7 +22,6 @@ class StoreAddress:
     """The address of a control store.
 
     Attributes:
-        host: Host that serves it.
         prefix: Beginning of all keys.
         backend: `c10d`, as torchrun calls what a launch serves itself (`protocol/tcp_store.py`), or `etcd-v2`.
         options: How to talk to it; etcd's are `protocol`, `ca_cert`, `ssl_cert` and `ssl_cert_key`.

@@ -38,10 +38,7 @@ class Record:
 
     Attributes:
         step: Finished optimizer steps.
-        samples: Samples trained on.
         loss: Mean over the global batch of that step; None where a generation begins.
-        generation: Number of the generation that recorded it.
-        world_size: Workers of that generation.
         digests: CRC-32 of the bytes of each tensor, by name, and each plain number as text; within a file of a sharded run also
             `piece` of some rows of a tensor.
     """

@@ -50,7 +50,6 @@ class RunFacts:
 
     Attributes:
         curves: Curves of the metrics, then of the numbers that hooks logged.
-        timeline: Times of generations, snapshots and failures.
         incidents: Failures, oldest first.
         generations: Oldest first.
         ledger: Lines of the restart budget.

@@ -26,7 +26,6 @@ class Span:
 
     Attributes:
         is_training: True: steps are done in it, or the job's own script runs; False: the group is being started.
-        text: Words for the stretch.
     """
 
     begin: float

@@ -35,7 +35,6 @@ class RunFacts:
     """The run whose records are sent.
 
     Attributes:
-        job: The job's name.
         folder: The run folder, absolute.
         project_root: Absolute path of the folder that the job's relative paths start from.
         parameters: The resolved job by dotted key, secrets masked: `optimizer.args.lr`.
@@ -57,7 +56,6 @@ class Point:
     Attributes:
         step: Finished steps.
         time: Unix time at which it was written.
-        generation: The generation that wrote it.
         values: Numbers by name, such as `loss`, `lr`, `eval/accuracy`, `elasticflow/restarts`; NaN where a number is
             not finite.
         texts: Texts that hooks logged, by name.
@@ -88,7 +86,6 @@ class Sink(ABC):
         """Begin or continue the remote run.
 
         Args:
-            run: Facts of the run.
             remembered: The last result of `remember` for this run and these options; empty at first.
         """
 

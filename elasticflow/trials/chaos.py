@@ -79,7 +79,6 @@ def run_with_faults(
 
     Args:
         subject: The job; its own runs and snapshots are left alone.
-        plan: The faults, in order.
         tolerance: Tolerance of `compare_losses`.
         begin: Called with each trial before it starts; returns a function that is called with its steps so far.
 

@@ -59,7 +59,6 @@ class RunComparison:
     Attributes:
         steps: Finished steps that both runs have.
         redone: Steps that the run did more than once; `bits` compares every time, `curves` the last.
-        difference: The first difference, or None.
         values: Tensors and numbers compared after each step; for `curves`, only the loss.
         distance: For `curves`, the largest distance of the smoothed losses; else None.
     """

@@ -77,7 +77,8 @@ def command(
     # Only looking waits for nobody: the run may be running.
     is_alone = source.folder is not None and not (dry_run and is_locked(source.folder))
     with contextlib.nullcontext() if dry_run else _alone(source, yes=yes), store_errors("pruned"):
-        dead = _dead(source, is_alone=is_alone)
+        # The newest generation that certainly has no writer any more: of a run that may be running, the one before.
+        dead = source.catalog.newest_generation() - (0 if is_alone else 1)
         pruning = prune.plan(source.catalog, rules, dead=dead, watch=_watch)
         if form == "text":
             _print(source, pruning)
@@ -117,12 +118,6 @@ def _alone(source: SnapshotSource, *, yes: bool) -> AbstractContextManager[objec
             f"whether a run is using {source.uri} cannot be known here; if none is, say --yes (or --dry-run)"
         )
     return contextlib.nullcontext()
-
-
-def _dead(source: SnapshotSource, *, is_alone: bool) -> int:
-    """Return the newest generation that certainly has no writer any more: of a run that may be running, the one before."""
-    newest = source.catalog.newest_generation()
-    return newest if is_alone else newest - 1
 
 
 def _watch(snapshot: Manifest) -> ProgressMeter:

@@ -36,8 +36,6 @@ class VerifyResult:
 
     Attributes:
         whole: Every byte is as it was written.
-        bytes: Bytes read.
-        seconds: Time that reading took.
         problems: Problems, by file.
         set_aside: The snapshot is set aside, now or before.
         needed_by: Other snapshots that need one of the damaged files, and cannot be loaded either.

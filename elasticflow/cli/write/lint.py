@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import click
 
-from elasticflow.cli.output import counts_of, paint
+from elasticflow.cli.output import counts_of, paint, report_findings
 from elasticflow.cli.parameters import SCRIPT_OR_FOLDER, findings_option, strict_option
-from elasticflow.errors import ANSWER_IS_NO, FINISHED
 from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic, in_order
-from elasticflow.jobfile.diagnostics.render_text import Format, render
-from elasticflow.observe.terminal.colours import wants_colour
 from elasticflow.observe.terminal.formats import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from elasticflow.jobfile.diagnostics.render_text import Format
     from elasticflow.lint.check import Selection
     from elasticflow.lint.script.forms import Form
     from elasticflow.python_source.script import Script
@@ -83,21 +80,14 @@ def command(
     findings = in_order(each for path, name in files for each in lint_file(path, name, selection))
     style = cast("Format", output_format)
     shown = [each for each in findings if _is_shown(each, style, selection)]
-    if text := render(shown, style, colour=wants_colour(sys.stdout, os.environ)):
-        click.echo(text, color=True)
-    if style in {"full", "concise"}:
-        click.echo(
-            ("\n" if shown and style == "full" else "")
-            + _summary(shown, len(files), num_others, strict=strict)
-        )
+    code = report_findings(
+        findings, shown, style, lambda: _summary(shown, len(files), num_others, strict=strict), strict=strict
+    )
     if style == "full":
-        if shown:
-            click.echo(f"`elasticflow guide {shown[0].code}` says more, with an example")
         show_looked_for(findings, selection)
         if len(paths) == len(files) == 1 and paths[0] == files[0][0]:
             _show_form_of(*files[0])
-    severities = {each.severity for each in findings}
-    return ANSWER_IS_NO if "error" in severities or (strict and "warning" in severities) else FINISHED
+    return code
 
 
 def _show_form_of(path: Path, name: str) -> None:

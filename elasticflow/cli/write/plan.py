@@ -154,7 +154,6 @@ def show(
     Args:
         against: The run that the job is compared with, if any.
         form: `text` or `json`.
-        report: Report of `--deep`.
     """
     from elasticflow.cli.output import print_json, terminal_width
     from elasticflow.cli.write.plan_view import PlanView, lines_of

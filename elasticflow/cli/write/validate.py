@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import click
 
-from elasticflow.cli.output import counts_of
+from elasticflow.cli.output import counts_of, report_findings
 from elasticflow.cli.parameters import JOB_FILE, findings_option, set_option, strict_option
 from elasticflow.cli.write.deep_options import deep_options, requested, try_out_all
-from elasticflow.errors import ANSWER_IS_NO, FINISHED
 from elasticflow.jobfile.diagnostics.diagnostic import in_order
-from elasticflow.jobfile.diagnostics.render_text import Format, render
-from elasticflow.observe.terminal.colours import wants_colour
 from elasticflow.observe.terminal.formats import plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
+    from elasticflow.jobfile.diagnostics.render_text import Format
     from elasticflow.jobfile.load import LoadedJob
 
 _SERVER_CHECK = "elasticflow submit kubernetes {} --print | kubectl apply --dry-run=server -f -"
@@ -70,16 +67,9 @@ def command(
         for diagnostic in diagnostics
         if diagnostic.severity != "note" or style in {"json", "sarif"}
     ]
-    if text := render(shown, style, colour=wants_colour(sys.stdout, os.environ)):
-        click.echo(text, color=True)
-    if style in {"full", "concise"}:
-        click.echo(
-            ("\n" if shown and style == "full" else "") + learnt + _summary(diagnostics, jobs, strict=strict)
-        )
-    if style == "full" and shown:
-        click.echo(f"`elasticflow guide {shown[0].code}` says more, with an example")
-    severities = {diagnostic.severity for diagnostic in diagnostics}
-    return ANSWER_IS_NO if "error" in severities or (strict and "warning" in severities) else FINISHED
+    return report_findings(
+        diagnostics, shown, style, lambda: learnt + _summary(diagnostics, jobs, strict=strict), strict=strict
+    )
 
 
 def _job_files(given: Sequence[Path]) -> list[Path]:
@@ -123,7 +113,7 @@ def _summary(diagnostics: Sequence[Diagnostic], jobs: Sequence[LoadedJob], *, st
         text += " (with --strict, warnings are errors)"
     absent = sorted(
         {
-            _reason(diagnostic)
+            diagnostic.message.partition(": ")[2]
             for diagnostic in diagnostics
             if diagnostic.severity == "note" and diagnostic.code == codes.NOT_INSTALLED
         }
@@ -137,7 +127,3 @@ def _summary(diagnostics: Sequence[Diagnostic], jobs: Sequence[LoadedJob], *, st
             f"\nkubernetes.patch is not read here; this checks it: {_SERVER_CHECK.format(patched[0].path)}"
         )
     return text
-
-
-def _reason(note: Diagnostic) -> str:
-    return note.message.partition(": ")[2]

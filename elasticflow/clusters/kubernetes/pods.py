@@ -33,7 +33,6 @@ class PodSpec:
             folder.
         overrides: `--set` values for the command in the pods.
         case: Case of the job file's [matrix] that the job is.
-        container: Name of the container in each pod.
         serves_store: True: a separate pod serves the store at the endpoint; False: the pod with index 0 does.
     """
 

@@ -27,11 +27,7 @@ if TYPE_CHECKING:
 
 
 def parameter_groups(tables: Sequence[GroupTable], imports: Imports) -> Display:
-    """Return the list of a job's groups of parameters.
-
-    Raises:
-        JobRefusedError: an argument has no Python literal.
-    """
+    """Return the list of a job's groups of parameters."""
     made = []
     for number, table in enumerate(tables):
         where = f"optimizer.groups[{number}]"
@@ -64,9 +60,6 @@ def factory(
         args: Named arguments as in the job file.
         where: Key of the named arguments, for errors.
         is_method: The factory is a method of the model's class.
-
-    Raises:
-        JobRefusedError: an argument has no Python literal.
     """
     name = imports.name_of(entry)
     name = on_model(name) if is_method else name
@@ -86,21 +79,13 @@ def training_data(table: DatasetTable, imports: Imports, args: Args) -> Call:
 
 
 def collator(table: CollateTable, imports: Imports, where: str) -> Call:
-    """Return the code of a collator with arguments, whose key is *where*.
-
-    Raises:
-        JobRefusedError: an argument has no Python literal.
-    """
+    """Return the code of a collator with arguments, whose key is *where*."""
     made = factory(imports, table.entry, args=table.args, where=f"{where}.args")
     return partial_of(imports, made) if table.partial else made
 
 
 def metric(table: str | MetricTable, where: str, imports: Imports) -> Name | Call:
-    """Return the code of a metric, whose key is *where*.
-
-    Raises:
-        JobRefusedError: an argument has no Python literal.
-    """
+    """Return the code of a metric, whose key is *where*."""
     name = Name(imports.name_of(metric_entry(table)))
     if isinstance(table, str):
         return name

@@ -119,9 +119,6 @@ def functions_of(job: Job, forms: CallForms, taken: Iterable[str]) -> dict[str, 
 
     Args:
         taken: Names that the functions find outside of themselves.
-
-    Raises:
-        JobRefusedError: an argument has no Python literal.
     """
     return {each.name: each for each in _functions(job, forms, frozenset({*taken, *_VARIABLES}))}
 
@@ -325,11 +322,7 @@ def _of_evaluation(name: str, table: EvaluationTable, taken: frozenset[str]) -> 
 
 
 def _hook(table: HookTable, imports: Imports, name: str) -> Call:
-    """Return the record of a hook.
-
-    Raises:
-        JobRefusedError: an argument has no Python literal.
-    """
+    """Return the record of a hook."""
     where = f"hooks.{name}.args"
     args = {key: argument(value, imports, f"{where}.{key}") for key, value in table.args.items()}
     function = imports.name_of(table.entry)

@@ -91,11 +91,7 @@ def given(**options: Any) -> dict[str, Any]:
 
 
 def keywords(args: Mapping[str, Any], where: str) -> tuple[tuple[str, Code], ...]:
-    """Return *args* as keyword arguments.
-
-    Raises:
-        JobRefusedError: a value has no Python literal.
-    """
+    """Return *args* as keyword arguments."""
     plain = {key: value for key, value in args.items() if key.isidentifier() and not keyword.iskeyword(key)}
     rest = {key: value for key, value in args.items() if key not in plain}
     arguments = [(f"{key}=", literal(value, f"{where}.{key}")) for key, value in plain.items()]

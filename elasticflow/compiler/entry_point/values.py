@@ -55,9 +55,6 @@ def values_of(job: Job, *, root: str, digest: str, forms: CallForms, taken: Iter
     Args:
         root: The project root as seen from the launch folder.
         taken: Names that have a meaning in train.py.
-
-    Raises:
-        JobRefusedError: an argument has no Python literal.
     """
     functions = functions_of(job, forms, taken)
     return {

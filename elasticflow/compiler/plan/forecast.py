@@ -40,9 +40,6 @@ class Knowledge(NamedTuple):
     """Facts of the data, the model and the machine; None: unknown.
 
     Attributes:
-        samples: Length of the training data.
-        parameters: Number of the model's parameters.
-        snapshot_bytes: Size of one snapshot.
         block_bytes: Size of the largest part of the model that workers gather as a whole.
         step_s: Seconds from step to step, evaluations and snapshots included.
         workers: Number of workers that took `step_s`.
@@ -50,7 +47,6 @@ class Knowledge(NamedTuple):
         standby_s: Seconds in which a standby worker gets ready.
         compile_s: Seconds of a first step that torch.compile takes without its cache.
         compile_cached_s: Seconds of a first step that torch.compile takes with its cache.
-        compiler_cache_bytes: Size of the cache of torch.compile.
     """
 
     samples: Known | None = None
@@ -70,18 +66,13 @@ class Forecast(NamedTuple):
     """Figures that follow from the job and from known facts; None: unknown.
 
     Attributes:
-        steps: Steps of the whole run.
         steps_per_epoch: Fewest and most steps of an epoch.
-        duration_s: Seconds of training.
         evaluations: Evaluations in the whole run, including the last one at the end; approximate if several intervals
             coincide. With several sets: by name, without the sets whose number is unknown.
-        snapshots_per_hour: Approximate rate.
         snapshots: Number in the whole run, without those of new best values; approximate where the clock is among its
             intervals, or there are very many.
         is_least: The rate comes from the clock alone: counted intervals may raise it.
-        bytes_per_hour: Bytes written to the snapshots' place.
         kept: Most snapshots that stay at the end; while a snapshot is written, there is one more.
-        kept_bytes: Size of the snapshots in `kept`.
     """
 
     steps: int | None = None

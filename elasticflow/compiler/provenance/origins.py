@@ -191,7 +191,6 @@ class WorkerEnvironment:
     Attributes:
         files: SHA-256 of each imported file of the job's own code, by path from the project's root.
         versions: Version of every imported distribution.
-        datasets: Facts about each dataset, by name.
     """
 
     files: Mapping[str, str] = field(default_factory=dict)

@@ -46,7 +46,6 @@ class Data:
         most: Number of samples that are read, at least 2. Data in shards gives its first samples.
 
     Attributes:
-        num_samples: Number of samples in the batch.
         dataset: The opened data; None before that, and for data shards.
     """
 

@@ -69,7 +69,6 @@ class DeepRun:
 
     Attributes:
         result: Return value of the job's step.
-        loss: Mean loss of the step.
     """
 
     def __init__(self, report: Report, code: EntryPoint, trained: Trained, *, looks: bool = False) -> None:

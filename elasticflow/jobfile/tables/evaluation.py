@@ -19,6 +19,7 @@ from elasticflow.jobfile.tables.types import (
     MayRefer,
     Table,
     bad_key,
+    optional,
 )
 
 if TYPE_CHECKING:
@@ -61,18 +62,15 @@ class MetricTable(Table):
         description="Keyword arguments; a table { entry, args } among them makes an object.",
         examples=[{"num_classes": 10}],
     )
-    over: Literal["batch", "set", "loss"] | None = Field(
-        default=None,
+    over: Literal["batch", "set", "loss"] | None = optional(
         description="Arguments of a function: (outputs, targets) of a batch (default: its value is a mean over the "
         "batch), of the whole set in the order of its samples, or the mean loss over the whole set.",
     )
-    outputs: Part | None = Field(
-        default=None,
+    outputs: Part | None = optional(
         description="The part of the model's output to use: a key, an attribute or an index; default: all.",
         examples=["logits", 0],
     )
-    targets: Part | None = Field(
-        default=None,
+    targets: Part | None = optional(
         description="The part of the targets to use or, with model.step, of the batch; default: all.",
         examples=["labels", 1],
     )
@@ -90,8 +88,7 @@ class EvaluationTable(Table):
         "texts may hold ${env:NAME}.",
         examples=[{"split": "test"}],
     )
-    samples: int | None = Field(
-        default=None,
+    samples: int | None = optional(
         ge=1,
         le=MOST_SAMPLES,
         description="Measure at most this many samples: always the same, spread at random over the whole set, "
@@ -103,20 +100,17 @@ class EvaluationTable(Table):
         description="Intervals between evaluations; there is always one at the end.",
         examples=["1 epoch", ["500 steps", "10 min"]],
     )
-    batch_size: int | None = Field(
-        default=None,
+    batch_size: int | None = optional(
         ge=1,
         le=10**9,
         description="Samples per forward; default: dataset.micro_batch_size, else 256.",
         examples=[256],
     )
-    collate: Collate | None = Field(
-        default=None,
+    collate: Collate | None = optional(
         description="Turns a list of samples into a batch; default: dataset.collate.",
         examples=["examples.mnist:collate"],
     )
-    step: Entry | None = Field(
-        default=None,
+    step: Entry | None = optional(
         description="Called as step(model, batch) in evaluation mode, in place of the training step; returns the pair "
         "(outputs, targets) that every metric is called with; no loss is measured.",
         examples=["detection:evaluation_step"],
@@ -136,13 +130,11 @@ class EvaluationTable(Table):
             },
         ],
     )
-    best: Best | None = Field(
-        default=None,
+    best: Best | None = optional(
         description='Criterion of keep.best: "max accuracy", "min loss"; a value equal to the best counts as best, '
         "too.",
     )
-    weights: Literal["ema", "raw", "both"] | None = Field(
-        default=None,
+    weights: Literal["ema", "raw", "both"] | None = optional(
         description="Weights to evaluate: ema (the average; default with train.ema), raw, or both; best uses the "
         "average.",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field, model_validator
 
 from elasticflow.jobfile.diagnostics import codes
-from elasticflow.jobfile.tables.types import Args, Entry, StepsText, Table, bad_key
+from elasticflow.jobfile.tables.types import Args, Entry, StepsText, Table, bad_key, optional
 
 
 class HookTable(Table):
@@ -20,8 +20,8 @@ class HookTable(Table):
         description="Keyword arguments of the callable, besides the context.",
         examples=[{"length": 200}],
     )
-    every: StepsText | None = Field(
-        default=None, description="For on_step: an interval; default: each step.", examples=["100 steps"]
+    every: StepsText | None = optional(
+        description="For on_step: an interval; default: each step.", examples=["100 steps"]
     )
     all_ranks: bool = Field(default=False, description="Every worker calls it; default: rank 0 alone.")
 
@@ -29,28 +29,23 @@ class HookTable(Table):
 class HooksTable(Table):
     """Functions of yours that are called while the job trains; they look, log and change nothing."""
 
-    on_start: Entry | HookTable | None = Field(
-        default=None,
+    on_start: Entry | HookTable | None = optional(
         description="Called when training begins, and each time it resumes after a restart.",
         examples=["mine:begin"],
     )
-    on_step: Entry | HookTable | None = Field(
-        default=None,
+    on_step: Entry | HookTable | None = optional(
         description='Called after each step, or at an interval: { entry = ..., every = "100 steps" }.',
         examples=[{"entry": "mine:histograms", "every": "100 steps"}],
     )
-    on_evaluation: Entry | HookTable | None = Field(
-        default=None,
+    on_evaluation: Entry | HookTable | None = optional(
         description='Called after each evaluation; its metrics are in context.metrics["eval"].',
         examples=["mine:sample", {"entry": "mine:sample", "args": {"length": 200}}],
     )
-    on_snapshot: Entry | HookTable | None = Field(
-        default=None,
+    on_snapshot: Entry | HookTable | None = optional(
         description="Called when a snapshot is due, right before it is taken; its name is context.snapshot.",
         examples=["mine:announce"],
     )
-    on_finish: Entry | HookTable | None = Field(
-        default=None,
+    on_finish: Entry | HookTable | None = optional(
         description="Called once training has ended and its last snapshot is committed.",
         examples=["mine:end"],
     )

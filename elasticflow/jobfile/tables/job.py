@@ -32,7 +32,7 @@ from elasticflow.jobfile.tables.training import (
     OptimizerTable,
     TrainTable,
 )
-from elasticflow.jobfile.tables.types import Name, Table
+from elasticflow.jobfile.tables.types import Name, Table, optional
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -79,13 +79,13 @@ class Job(Table, defer_build=True):
 
     job: JobTable
     script: ScriptTable | None = None
-    model: ModelTable = Field(default=None)  # type: ignore[assignment]
-    optimizer: OptimizerTable = Field(default=None)  # type: ignore[assignment]
+    model: ModelTable = optional()  # type: ignore[assignment]
+    optimizer: OptimizerTable = optional()  # type: ignore[assignment]
     lr_scheduler: LrSchedulerTable | None = None
-    dataset: DatasetTable = Field(default=None)  # type: ignore[assignment]
+    dataset: DatasetTable = optional()  # type: ignore[assignment]
     evaluation: Evaluation | None = None
     hooks: HooksTable | None = None
-    train: TrainTable = Field(default=None)  # type: ignore[assignment]
+    train: TrainTable = optional()  # type: ignore[assignment]
     ddp: DdpTable = Field(default_factory=DdpTable)
     parallel: ParallelTable | None = None
     env: EnvTable | None = None
@@ -98,9 +98,7 @@ class Job(Table, defer_build=True):
     kubernetes: KubernetesTable | None = None
     slurm: SlurmTable | None = None
     ray: RayTable | None = None
-    matrix: MatrixTable | None = Field(
-        default=None, exclude=True
-    )  # part of the file only: a resolved job is one case
+    matrix: MatrixTable | None = optional(exclude=True)  # part of the file only: a resolved job is one case
 
     @field_validator("evaluation")
     @classmethod

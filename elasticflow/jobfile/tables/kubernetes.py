@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from elasticflow.jobfile.diagnostics import codes
-from elasticflow.jobfile.tables.types import Description, DurationText, SizeText, Table, bad_key
+from elasticflow.jobfile.tables.types import Description, DurationText, SizeText, Table, bad_key, optional
 from elasticflow.run_folder import path_from_root
 from elasticflow.system.redaction import is_secret
 
@@ -69,9 +69,9 @@ Word = Annotated[
 class ResourcesTable(Table):
     """Requests and limits of each pod."""
 
-    cpu: float | None = Field(default=None, gt=0, le=100_000, description="Cores.", examples=[8, 0.5])
-    memory: SizeText | None = Field(default=None, description="Memory.", examples=["64 GiB"])
-    gpu: int | None = Field(default=None, ge=0, le=64, description="GPUs.", examples=[8])
+    cpu: float | None = optional(gt=0, le=100_000, description="Cores.", examples=[8, 0.5])
+    memory: SizeText | None = optional(description="Memory.", examples=["64 GiB"])
+    gpu: int | None = optional(ge=0, le=64, description="GPUs.", examples=[8])
     gpu_resource: KeyName = Field(
         default="nvidia.com/gpu",
         description="The cluster's name of a GPU.",
@@ -83,15 +83,13 @@ class VolumeTable(Table):
     """Files of each pod: from a claim, from a secret, or, with neither, a folder of its own that is empty at first."""
 
     path: AbsolutePath = Field(description="Path in the pods.")
-    claim: ObjectName | None = Field(
-        default=None, description="A PersistentVolumeClaim, which outlives pods.", examples=["datasets"]
+    claim: ObjectName | None = optional(
+        description="A PersistentVolumeClaim, which outlives pods.", examples=["datasets"]
     )
-    secret: ObjectName | None = Field(
-        default=None, description="A Secret: a file for each of its keys.", examples=["gcs-key"]
+    secret: ObjectName | None = optional(
+        description="A Secret: a file for each of its keys.", examples=["gcs-key"]
     )
-    size: SizeText | None = Field(
-        default=None, description="Maximum size of an empty folder.", examples=["100 GiB"]
-    )
+    size: SizeText | None = optional(description="Maximum size of an empty folder.", examples=["100 GiB"])
     read_only: bool = Field(default=False, description="The pods only read it.")
 
     @model_validator(mode="after")
@@ -108,15 +106,13 @@ class VolumeTable(Table):
 class TolerationTable(Table):
     """A taint of nodes that the pods tolerate."""
 
-    key: KeyName | None = Field(
-        default=None, description="The taint's key; none: any.", examples=["nvidia.com/gpu"]
-    )
+    key: KeyName | None = optional(description="The taint's key; none: any.", examples=["nvidia.com/gpu"])
     operator: Literal["Exists", "Equal"] = Field(
         default="Exists", description="Equal: its value is the one given here."
     )
-    value: LabelValue | None = Field(default=None, description="Its value.", examples=["spot"])
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
-        default=None, description="The taint's effect; none: any."
+    value: LabelValue | None = optional(description="Its value.", examples=["spot"])
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = optional(
+        description="The taint's effect; none: any."
     )
 
     @model_validator(mode="after")
@@ -139,7 +135,7 @@ class KubernetesTable(Table):
         default="job",
         description="An elastic Indexed Job, or a JobSet or Kubeflow TrainJob of nodes.max pods.",
     )
-    namespace: DnsLabel | None = Field(default=None, description="Namespace of all; default: kubectl's.")
+    namespace: DnsLabel | None = optional(description="Namespace of all; default: kubectl's.")
     workdir: AbsolutePath = Field(
         default="/workspace", description="The project's folder in the image.", examples=["/workspace"]
     )
@@ -155,8 +151,7 @@ class KubernetesTable(Table):
         description="Requests and limits of each pod.",
         examples=[{"cpu": 8, "memory": "64 GiB", "gpu": 8}],
     )
-    shared_memory: SizeText | None = Field(
-        default=None,
+    shared_memory: SizeText | None = optional(
         description="Maximum size of /dev/shm, where NCCL hands data from GPU to GPU; default: all of the pod's memory.",
         examples=["16 GiB"],
     )
@@ -186,13 +181,11 @@ class KubernetesTable(Table):
     network_policy: bool = Field(
         default=True, description="A NetworkPolicy by which only pods of the run may connect to its pods."
     )
-    service_account: ObjectName | None = Field(
-        default=None,
+    service_account: ObjectName | None = optional(
         description="ServiceAccount of the pods; default: none of its token.",
         examples=["trainer"],
     )
-    user: int | None = Field(
-        default=None,
+    user: int | None = optional(
         ge=0,
         le=2**31 - 1,
         description="Number of the user and group that the pods run as, and that may write to volumes; 0: root; default: the "
@@ -202,11 +195,8 @@ class KubernetesTable(Table):
     pull_secrets: list[ObjectName] = Field(
         default=[], description="Secrets with which the image is pulled.", examples=[["registry"]]
     )
-    priority_class: ObjectName | None = Field(
-        default=None, description="PriorityClass of the pods.", examples=["batch"]
-    )
-    queue: ObjectName | None = Field(
-        default=None,
+    priority_class: ObjectName | None = optional(description="PriorityClass of the pods.", examples=["batch"])
+    queue: ObjectName | None = optional(
         description="Kueue's LocalQueue; the form job is admitted with nodes.min pods or more.",
         examples=["team-a"],
     )
@@ -216,8 +206,7 @@ class KubernetesTable(Table):
     annotations: dict[KeyName, str] = Field(
         default={}, description="Annotations of every object and pod.", examples=[{"example.org/owner": "me"}]
     )
-    grace: DurationText | None = Field(
-        default=None,
+    grace: DurationText | None = optional(
         description="Time between SIGTERM and SIGKILL, pre_stop counted; default: snapshots.grace and 30 s more.",
     )
     pre_stop: list[Word] = Field(
@@ -232,13 +221,11 @@ class KubernetesTable(Table):
         description="Number of pods that may fail other than by a disruption or exit code 75.",
         examples=[6],
     )
-    ttl_after_finished: DurationText | None = Field(
-        default=None,
+    ttl_after_finished: DurationText | None = optional(
         description="Time after which a finished Job or JobSet is deleted with its pods; default: it stays.",
         examples=["7 d"],
     )
-    patch: Word | None = Field(
-        default=None,
+    patch: Word | None = optional(
         description="A YAML file of the project whose objects are merged into the manifest's, for fields without a "
         "key here.",
         examples=["jobs/site.yaml"],

@@ -26,6 +26,7 @@ from elasticflow.jobfile.tables.types import (
     bad_key,
     editor_hints,
     one_of,
+    optional,
     or_reference,
 )
 from elasticflow.protocol.child_processes import Warm  # noqa: TC001  # pydantic reads the fields' types
@@ -226,13 +227,11 @@ ModuleName = Annotated[
 class ScriptTable(Table):
     """A training script of your own, started as by torchrun; instead of [model], [optimizer], [dataset] and [train]."""
 
-    entry: ScriptFile | None = Field(
-        default=None,
+    entry: ScriptFile | None = optional(
         description="The script, relative to the project root, which is its working folder.",
         examples=["train.py"],
     )
-    module: ModuleName | None = Field(
-        default=None,
+    module: ModuleName | None = optional(
         description="Instead of a file: the module that `python -m` would run.",
         examples=["pkg.train"],
     )
@@ -248,8 +247,7 @@ class ScriptTable(Table):
         description="Modules to import once for all workers and restarts; torch always is.",
         examples=[["torchvision", "pkg.models"]],
     )
-    silence: DurationText | None = Field(
-        default=None,
+    silence: DurationText | None = optional(
         description="Workers that print nothing for this long count as hung: a failure. Without it nothing counts as "
         "a hang until the script calls `elasticflow.join`.",
         examples=["20 min"],
@@ -283,16 +281,13 @@ class NodesTable(Table):
         'if nproc_per_node is "cpu". A type that a machine lacks is refused; cpu hides its GPUs, and is refused where torch sees an '
         "accelerator that cannot be hidden (XPU).",
     )
-    endpoint: Annotated[Endpoint | None, MayRefer()] = Field(
-        default=None,
+    endpoint: Annotated[Endpoint | None, MayRefer()] = optional(
         description="host:port of the rendezvous, for several machines; may hold ${env:NAME}.",
     )
-    interface: Annotated[Interface | None, MayRefer()] = Field(
-        default=None,
+    interface: Annotated[Interface | None, MayRefer()] = optional(
         description="Network interface of the workers' traffic: name, address or network; may hold ${env:NAME}.",
     )
-    token_file: Annotated[str | None, MayRefer("/etc/elasticflow/token")] = Field(
-        default=None,
+    token_file: Annotated[str | None, MayRefer("/etc/elasticflow/token")] = optional(
         min_length=1,
         examples=["~/elasticflow-token"],
         description="File with the token that the run's machines share, on each machine; ELASTICFLOW_TOKEN overrides "
@@ -335,8 +330,7 @@ class RestartsTable(Table):
         description="Failures in one window; resizes, drains and preemptions are free.",
         examples=[5],
     )
-    refill: ProgressText | None = Field(
-        default=None,
+    refill: ProgressText | None = optional(
         description='The budget is full again after this much progress or time: "1 h", "1000 steps".',
     )
     hang_timeout: DurationText = Field(
@@ -357,21 +351,18 @@ class KeepTable(Table):
     last: int = Field(
         default=3, ge=1, le=10**6, description="Keep this many of the newest snapshots.", examples=[3]
     )
-    best: int | None = Field(
-        default=None,
+    best: int | None = optional(
         ge=1,
         le=10**6,
         description="Keep this many of the best snapshots by evaluation.best; of equal ones the newest. A snapshot "
         "is taken at each new best value.",
         examples=[1],
     )
-    every: IntervalText | None = Field(
-        default=None,
+    every: IntervalText | None = optional(
         description='Keep a snapshot at each interval: "5000 steps", "1 epoch", "6 h".',
         examples=["5000 steps", "1 epoch", "6 h"],
     )
-    within: DurationText | None = Field(
-        default=None,
+    within: DurationText | None = optional(
         description="Keep snapshots that are at most this much older than the newest.",
         examples=["2 h"],
     )
@@ -380,8 +371,7 @@ class KeepTable(Table):
 class SnapshotsTable(Table):
     """Interval, place and retention of snapshots."""
 
-    uri: Annotated[str | None, MayRefer("s3://bucket/name")] = Field(
-        default=None,
+    uri: Annotated[str | None, MayRefer("s3://bucket/name")] = optional(
         min_length=1,
         description="Any fsspec URL or path; default: the run folder. May hold ${env:NAME} and ${job.name}.",
         examples=["s3://bucket/mnist", "/scratch/snapshots"],
@@ -398,8 +388,8 @@ class SnapshotsTable(Table):
         "with the launch.",
         examples=["auto", "1 step", "off"],
     )
-    staging_limit: SizeText | None = Field(
-        default=None, description="Maximum memory of each node for snapshots; default: as much as is free."
+    staging_limit: SizeText | None = optional(
+        description="Maximum memory of each node for snapshots; default: as much as is free."
     )
     keep: KeepTable = Field(
         default=KeepTable(), description="Retention of snapshots.", examples=[{"last": 3, "best": 1}]
@@ -460,18 +450,16 @@ class TorchrunTable(Table):
         description="Seconds between torchrun's checks of its workers.",
         examples=[0.1],
     )
-    tee: Streams | None = Field(default=None, description="torchrun --tee.")
-    redirects: Streams | None = Field(default=None, description="torchrun --redirects.")
-    local_ranks_filter: LocalRanks | None = Field(
-        default=None,
+    tee: Streams | None = optional(description="torchrun --tee.")
+    redirects: Streams | None = optional(description="torchrun --redirects.")
+    local_ranks_filter: LocalRanks | None = optional(
         description="torchrun --local-ranks-filter: local ranks whose lines are shown.",
         examples=["0"],
     )
-    numa_binding: Literal["node", "socket", "exclusive", "core-complex"] | None = Field(
-        default=None, description="torchrun --numa-binding."
+    numa_binding: Literal["node", "socket", "exclusive", "core-complex"] | None = optional(
+        description="torchrun --numa-binding."
     )
-    log_dir: Annotated[LogFolder | None, MayRefer()] = Field(
-        default=None,
+    log_dir: Annotated[LogFolder | None, MayRefer()] = optional(
         description="torchrun --log-dir; may hold ${env:NAME} and ${job.name}.",
         examples=["logs"],
     )

@@ -18,6 +18,7 @@ from elasticflow.jobfile.tables.types import (
     Table,
     bad_key,
     editor_hints,
+    optional,
     or_reference,
 )
 from elasticflow.system.redaction import without_password
@@ -66,8 +67,7 @@ NameText = Annotated[
 class TensorBoardTable(Table):
     """Event files for TensorBoard."""
 
-    folder: Annotated[PathText | None, MayRefer()] = Field(
-        default=None,
+    folder: Annotated[PathText | None, MayRefer()] = optional(
         description="Folder of the event files, with a folder <job>/<run id> for each run; default: tensorboard in "
         "the run folder. A relative path starts at the project root.",
         examples=["tensorboard"],
@@ -77,39 +77,37 @@ class TensorBoardTable(Table):
 class MlflowTable(Table):
     """A run of an MLflow experiment."""
 
-    uri: Annotated[UriText | None, MayRefer()] = Field(
-        default=None,
+    uri: Annotated[UriText | None, MayRefer()] = optional(
         description="The tracking server, or a database; default: $MLFLOW_TRACKING_URI, else mlflow.db in the project root. "
         "User and password come from $MLFLOW_TRACKING_USERNAME and $MLFLOW_TRACKING_PASSWORD.",
         examples=["https://mlflow.example.org"],
     )
-    experiment: Annotated[NameText | None, MayRefer()] = Field(
-        default=None, description="Its experiment; default: the job's name.", examples=["mnist"]
+    experiment: Annotated[NameText | None, MayRefer()] = optional(
+        description="Its experiment; default: the job's name.", examples=["mnist"]
     )
 
 
 class WandbTable(Table):
     """A run of Weights & Biases; the key comes from $WANDB_API_KEY or `wandb login`."""
 
-    project: Annotated[NameText | None, MayRefer()] = Field(
-        default=None, description="Its project; default: the job's name.", examples=["mnist"]
+    project: Annotated[NameText | None, MayRefer()] = optional(
+        description="Its project; default: the job's name.", examples=["mnist"]
     )
-    entity: Annotated[NameText | None, MayRefer()] = Field(
-        default=None, description="User or team; default: that of W&B.", examples=["my-team"]
+    entity: Annotated[NameText | None, MayRefer()] = optional(
+        description="User or team; default: that of W&B.", examples=["my-team"]
     )
-    mode: Literal["online", "offline"] | None = Field(
-        default=None, description="offline: files that `wandb sync` sends; default: $WANDB_MODE, else online."
+    mode: Literal["online", "offline"] | None = optional(
+        description="offline: files that `wandb sync` sends; default: $WANDB_MODE, else online."
     )
 
 
 class TrackioTable(Table):
     """A run of trackio."""
 
-    project: Annotated[NameText | None, MayRefer()] = Field(
-        default=None, description="Its project; default: the job's name.", examples=["mnist"]
+    project: Annotated[NameText | None, MayRefer()] = optional(
+        description="Its project; default: the job's name.", examples=["mnist"]
     )
-    space: Annotated[NameText | None, MayRefer()] = Field(
-        default=None,
+    space: Annotated[NameText | None, MayRefer()] = optional(
         description="A Hugging Face Space instead of the local database.",
         examples=["my-team/runs"],
     )
@@ -118,8 +116,7 @@ class TrackioTable(Table):
 class OtlpTable(Table):
     """An OpenTelemetry collector, by OTLP over HTTP."""
 
-    endpoint: Annotated[UriText | None, MayRefer()] = Field(
-        default=None,
+    endpoint: Annotated[UriText | None, MayRefer()] = optional(
         description="Its address; default: $OTEL_EXPORTER_OTLP_ENDPOINT, else http://localhost:4318. Headers, with "
         "their secrets, come from $OTEL_EXPORTER_OTLP_HEADERS.",
         examples=["http://collector:4318"],
@@ -129,14 +126,12 @@ class OtlpTable(Table):
 class PrometheusTable(Table):
     """The newest value of each measure, for Prometheus."""
 
-    textfile: Annotated[PathText | None, MayRefer()] = Field(
-        default=None,
+    textfile: Annotated[PathText | None, MayRefer()] = optional(
         description="A file for node_exporter's textfile collector, replaced as a whole; default: prometheus.prom in the run "
         "folder. A relative path starts at the project root.",
         examples=["/var/lib/node_exporter/training.prom"],
     )
-    listen: Annotated[Endpoint | None, MayRefer()] = Field(
-        default=None,
+    listen: Annotated[Endpoint | None, MayRefer()] = optional(
         description="Address at which /metrics is served during the run as well; 0.0.0.0:9464: for other machines, "
         "too.",
         examples=["127.0.0.1:9464"],
@@ -164,17 +159,14 @@ class LoggingTable(Table):
         default="info", description="Lines below it are dropped."
     )
     every: StepsText = Field(default="1 step", description="Interval of the lines in metrics.jsonl.")
-    count_name: CountName | None = Field(
-        default=None,
+    count_name: CountName | None = optional(
         description='Name of the items in a step\'s `count`, such as "tokens": their number per second is logged; '
         "default: items.",
     )
-    grad_norm: bool | None = Field(
-        default=None,
+    grad_norm: bool | None = optional(
         description="Log the norm of the global batch's gradient; default: where clip_grad_norm computes it anyway.",
     )
-    peak_flops: float | None = Field(
-        default=None,
+    peak_flops: float | None = optional(
         gt=0,
         allow_inf_nan=False,
         description="Peak FLOP/s of one device, for MFU; default: by the name of a known GPU.",
@@ -186,27 +178,24 @@ class LoggingTable(Table):
         "beside the supervisor sends them.",
         examples=[["tensorboard"]],
     )
-    tensorboard: TensorBoardTable | None = Field(
-        default=None, description="Options of the sink tensorboard.", examples=[{"folder": "tensorboard"}]
+    tensorboard: TensorBoardTable | None = optional(
+        description="Options of the sink tensorboard.", examples=[{"folder": "tensorboard"}]
     )
-    mlflow: MlflowTable | None = Field(
-        default=None,
+    mlflow: MlflowTable | None = optional(
         description="Options of the sink mlflow.",
         examples=[{"uri": "https://mlflow.example.org"}],
     )
-    wandb: WandbTable | None = Field(
-        default=None, description="Options of the sink wandb.", examples=[{"project": "mnist"}]
+    wandb: WandbTable | None = optional(
+        description="Options of the sink wandb.", examples=[{"project": "mnist"}]
     )
-    trackio: TrackioTable | None = Field(
-        default=None, description="Options of the sink trackio.", examples=[{"project": "mnist"}]
+    trackio: TrackioTable | None = optional(
+        description="Options of the sink trackio.", examples=[{"project": "mnist"}]
     )
-    otlp: OtlpTable | None = Field(
-        default=None,
+    otlp: OtlpTable | None = optional(
         description="Options of the sink otlp.",
         examples=[{"endpoint": "http://collector:4318"}],
     )
-    prometheus: PrometheusTable | None = Field(
-        default=None,
+    prometheus: PrometheusTable | None = optional(
         description="Options of the sink prometheus.",
         examples=[{"textfile": "/var/lib/node_exporter/training.prom"}],
     )

@@ -15,6 +15,7 @@ from elasticflow.jobfile.tables.types import (
     Table,
     bad_key,
     editor_hints,
+    optional,
     or_reference,
 )
 from elasticflow.system.redaction import is_secret_address
@@ -52,8 +53,7 @@ Argument = Annotated[str, Field(max_length=10_000, pattern=r"^[^\x00]*$"), Descr
 class NotifyTable(Table):
     """Messages about the run, by a webhook, a command, or both."""
 
-    url: Annotated[Address | None, MayRefer(is_late=True)] = Field(
-        default=None,
+    url: Annotated[Address | None, MayRefer(is_late=True)] = optional(
         description="A webhook to which each message is posted. A secret comes from the environment, "
         '"${env:SLACK_WEBHOOK_URL}": it is looked up when a message is sent, and no record holds it.',
     )
@@ -62,8 +62,7 @@ class NotifyTable(Table):
         description="Format of the message; slack: also for Mattermost, Rocket.Chat and Google Chat; json: an object "
         "with everything that is known.",
     )
-    command: list[Argument] | None = Field(
-        default=None,
+    command: list[Argument] | None = optional(
         min_length=1,
         description="A program and its arguments, run for each message in the project root, without a shell. It has the JSON "
         "object on its standard input, and $ELASTICFLOW_TEXT and others in its environment.",

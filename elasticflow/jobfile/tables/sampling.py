@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import ConfigDict, Field, model_validator
 
 from elasticflow.jobfile.diagnostics import codes
-from elasticflow.jobfile.tables.types import MOST_SAMPLES, Args, Description, Entry, Table, bad_key
+from elasticflow.jobfile.tables.types import MOST_SAMPLES, Args, Description, Entry, Table, bad_key, optional
 
 if TYPE_CHECKING:
     from pydantic.config import JsonDict
@@ -36,34 +36,29 @@ class SamplerTable(Table):
 
     model_config = ConfigDict(json_schema_extra=_exactly_one())
 
-    weights: SampleValues | None = Field(
-        default=None,
+    weights: SampleValues | None = optional(
         description="A number for each sample, which is drawn with replacement in proportion to it. A column or an "
         "attribute of the dataset, or a function called once with it.",
         examples=["weight", "examples.mnist:weights"],
     )
-    balance_by: SampleValues | None = Field(
-        default=None,
+    balance_by: SampleValues | None = optional(
         description="The class of each sample: drawn with replacement, each class as often as any other. "
         "A column or an attribute of the dataset, or a function called once with it.",
         examples=["label", "targets"],
     )
-    bucket_by: SampleValues | None = Field(
-        default=None,
+    bucket_by: SampleValues | None = optional(
         description="The length of each sample: batches of similar length, in a shuffled order, each sample once per "
         "epoch. A column or an attribute of the dataset, or a function called once with it.",
         examples=["length", "texts:lengths"],
     )
-    temperature: float | None = Field(
-        default=None,
+    temperature: float | None = optional(
         gt=0,
         le=1000,
         description="Of [[dataset.mix]]: each set's share is its size to the power of 1 / temperature: 1 draws by "
         "size, a higher value raises the shares of small sets.",
         examples=[2.0],
     )
-    draws: int | None = Field(
-        default=None,
+    draws: int | None = optional(
         ge=1,
         le=MOST_SAMPLES,
         description="Draws in an epoch, with weights or balance_by; default: the number of samples.",
@@ -115,8 +110,7 @@ class MixTable(Table):
         description="Keyword arguments of the callable; a table { entry, args } among them makes an object; texts may hold ${env:NAME}.",
         examples=[{"split": "train"}],
     )
-    weight: float | None = Field(
-        default=None,
+    weight: float | None = optional(
         gt=0,
         le=10**9,
         description="The set's share of all samples drawn, relative to the other sets' weights; default: by size.",

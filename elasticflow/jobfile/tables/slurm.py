@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import show
-from elasticflow.jobfile.tables.types import Description, DurationText, SizeText, Table, bad_key
+from elasticflow.jobfile.tables.types import Description, DurationText, SizeText, Table, bad_key, optional
 
 # A word that sbatch reads up to the next blank or comma, and that a shell leaves as it is.
 SlurmName = Annotated[
@@ -45,25 +45,23 @@ class SlurmTable(Table):
         description="One allocation of nodes.min to nodes.max nodes, which shrinks; or an array of nodes.max jobs of "
         "one node each, which grows and shrinks, and whose store runs elsewhere.",
     )
-    partition: SlurmName | None = Field(default=None, description="sbatch --partition.", examples=["gpu"])
-    account: SlurmName | None = Field(default=None, description="sbatch --account.", examples=["vision"])
-    qos: SlurmName | None = Field(default=None, description="sbatch --qos.", examples=["long"])
-    time: DurationText | None = Field(
-        default=None,
+    partition: SlurmName | None = optional(description="sbatch --partition.", examples=["gpu"])
+    account: SlurmName | None = optional(description="sbatch --account.", examples=["vision"])
+    qos: SlurmName | None = optional(description="sbatch --qos.", examples=["long"])
+    time: DurationText | None = optional(
         description="Time limit of each start of the job; default: the partition's. The job is queued again before it is over.",
         examples=["4 h"],
     )
-    notice: DurationText | None = Field(
-        default=None,
+    notice: DurationText | None = optional(
         description="Time before the time limit at which the nodes are asked to stop; default: snapshots.grace and a "
         "minute more.",
         examples=["2 min"],
     )
-    gpus: int | None = Field(default=None, ge=1, le=1024, description="GPUs of each node.", examples=[4])
-    gres: Gres | None = Field(default=None, description="sbatch --gres, of each node.")
-    mem: SizeText | None = Field(default=None, description="Memory of each node.", examples=["64 GiB"])
-    cpus_per_task: int | None = Field(
-        default=None, ge=1, le=4096, description="Cores of each node, which has one task.", examples=[16]
+    gpus: int | None = optional(ge=1, le=1024, description="GPUs of each node.", examples=[4])
+    gres: Gres | None = optional(description="sbatch --gres, of each node.")
+    mem: SizeText | None = optional(description="Memory of each node.", examples=["64 GiB"])
+    cpus_per_task: int | None = optional(
+        ge=1, le=4096, description="Cores of each node, which has one task.", examples=[16]
     )
     exclusive: bool = Field(default=False, description="Whole nodes, shared with no other job.")
     requeues: int = Field(

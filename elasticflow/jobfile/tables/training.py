@@ -28,6 +28,7 @@ from elasticflow.jobfile.tables.types import (
     bad_key,
     editor_hints,
     one_of,
+    optional,
     parsed_by,
 )
 
@@ -74,34 +75,29 @@ class ModelTable(Table):
 
     entry: Entry = Field(description="Any callable that returns an nn.Module.")
     args: Args = Field(default={}, description=_ARGS_FROM_DATA, examples=[{"width": 32}])
-    loss: Entry | None = Field(
-        default=None,
+    loss: Entry | None = optional(
         description="Called as loss(model(inputs), targets) on batches of (inputs, targets).",
         examples=["torch.nn.functional:cross_entropy"],
     )
-    step: Entry | None = Field(
-        default=None,
+    step: Entry | None = optional(
         description="Called as step(model, batch), a method of the model's class on the model; returns a loss, "
         "(loss_sum, count) or a dict with `loss`, `count` and scalars to log. A step that takes (model, "
         "batch, optimizers), or a method that takes (batch, optimizers), steps the optimizers itself, "
         "and returns the loss to report.",
         examples=["examples.mnist:training_step"],
     )
-    loss_count: Entry | None = Field(
-        default=None,
+    loss_count: Entry | None = optional(
         description="Called as loss_count(batch): the number of items that the loss is a mean over, such as tokens "
         "without padding; default: the samples.",
         examples=["tokens:num_targets"],
     )
-    flops_per_sample: float | None = Field(
-        default=None,
+    flops_per_sample: float | None = optional(
         gt=0,
         allow_inf_nan=False,
         description="Floating-point operations of training on one sample, forward and backward; MFU is logged then.",
         examples=[1.2e9],
     )
-    weights: Annotated[str | None, MayRefer()] = Field(
-        default=None,
+    weights: Annotated[str | None, MayRefer()] = optional(
         description="Weights to start from: a safetensors file, its index, or a folder saved by transformers; may "
         "hold ${env:NAME}.",
         examples=["base.safetensors", "models/llama"],
@@ -131,18 +127,15 @@ GroupName = Annotated[str, Field(min_length=1, max_length=100), Description("a n
 class GroupTable(Table):
     """Parameters with options of their own; a parameter belongs to the first group that fits it."""
 
-    match: Glob | list[Glob] | None = Field(
-        default=None,
+    match: Glob | list[Glob] | None = optional(
         description="Takes parameters by name: a glob, or several of which one must match; * also matches dots.",
         examples=["*.bias", ["*.bias", "*norm*"]],
     )
-    ndim: Ndim | list[Ndim] | None = Field(
-        default=None,
+    ndim: Ndim | list[Ndim] | None = optional(
         description="Takes parameters by their number of dimensions, or several: [0, 1] are biases, norms and scalars.",
         examples=[1, [0, 1]],
     )
-    module: Entry | list[Entry] | None = Field(
-        default=None,
+    module: Entry | list[Entry] | None = optional(
         description="Takes the parameters of modules of this class, or several classes, and of their submodules.",
         examples=["torch.nn:LayerNorm", ["torch.nn:LayerNorm", "torch.nn:Embedding"]],
     )
@@ -151,8 +144,7 @@ class GroupTable(Table):
         description="Options that win over optimizer.args for these parameters.",
         examples=[{"weight_decay": 0.0}],
     )
-    name: GroupName | None = Field(
-        default=None,
+    name: GroupName | None = optional(
         description="Name of the group where rates are logged; default: its selector.",
         examples=["no decay"],
     )
@@ -183,8 +175,7 @@ class OptimizerTable(Table):
         examples=["torch.optim:AdamW"],
     )
     args: Args = Field(default={}, description=_ARGS_FROM_DATA, examples=[{"lr": 1e-3}])
-    clip_grad_norm: float | None = Field(
-        default=None,
+    clip_grad_norm: float | None = optional(
         gt=0,
         description="Clip the gradient of the global batch to this norm.",
         examples=[1.0],
@@ -208,8 +199,7 @@ class LrSchedulerTable(Table):
         default="step",
         description="The schedule advances after each step or epoch, or after each evaluation that measures `metric`.",
     )
-    metric: MetricOfSet | None = Field(
-        default=None,
+    metric: MetricOfSet | None = optional(
         description="The metric that a schedule such as ReduceLROnPlateau goes by, as evaluation lines name it.",
         examples=["loss", "val.loss"],
     )
@@ -218,8 +208,7 @@ class LrSchedulerTable(Table):
 class DatasetTable(Table):
     """The training data and its batches."""
 
-    entry: Entry | None = Field(
-        default=None,
+    entry: Entry | None = optional(
         description="Any callable that returns a map-style dataset; with `shards`, the samples of one shard in order.",
         examples=["examples.mnist:digits"],
     )
@@ -231,21 +220,18 @@ class DatasetTable(Table):
         description="Several sets instead of one, drawn in proportion to their weights, each in epochs of its own.",
         examples=[[{"entry": "texts:Books", "weight": 0.7}, {"entry": "texts:Code", "weight": 0.3}]],
     )
-    shards: int | None = Field(
-        default=None,
+    shards: int | None = optional(
         ge=1,
         le=MOST_NODES,
         description="For data that can only be read in order: the callable also gets `shard` and `shards`, and is "
         "called for each shard.",
         examples=[16],
     )
-    prepare: Entry | None = Field(
-        default=None,
+    prepare: Entry | None = optional(
         description="Called without arguments once per node before the dataset is opened.",
         examples=["examples.mnist:download"],
     )
-    collate: Collate | None = Field(
-        default=None,
+    collate: Collate | None = optional(
         description="Turns a list of samples into a batch: a function, or { entry, args } for an object, such as "
         "transformers' collators; default: torch's.",
         examples=[
@@ -253,15 +239,13 @@ class DatasetTable(Table):
             {"entry": "examples.texts:padded", "args": {"padding": 0}, "partial": True},
         ],
     )
-    samples: int | None = Field(
-        default=None,
+    samples: int | None = optional(
         ge=1,
         le=MOST_SAMPLES,
         description="Length of the dataset, for `plan`; checked when the run starts.",
         examples=[60_000],
     )
-    sampler: SamplerTable | None = Field(
-        default=None,
+    sampler: SamplerTable | None = optional(
         description="Order of samples: by weights, balanced by class, or in batches of similar length; default: each "
         "once per epoch, shuffled.",
         examples=[{"balance_by": "label"}, {"bucket_by": "texts:lengths"}],
@@ -272,8 +256,7 @@ class DatasetTable(Table):
         description="Samples per optimizer step, the same at every node count.",
         examples=[256],
     )
-    micro_batch_size: int | None = Field(
-        default=None,
+    micro_batch_size: int | None = optional(
         ge=1,
         le=10**9,
         description="Maximum number of samples of a worker in one forward.",
@@ -298,15 +281,12 @@ class DatasetTable(Table):
 class TrainTable(Table):
     """Length and manner of training."""
 
-    epochs: int | None = Field(
-        default=None, ge=1, le=10**9, description="Passes over the dataset.", examples=[5]
-    )
-    steps: int | None = Field(default=None, ge=1, le=10**12, description="Optimizer steps.", examples=[2000])
+    epochs: int | None = optional(ge=1, le=10**9, description="Passes over the dataset.", examples=[5])
+    steps: int | None = optional(ge=1, le=10**12, description="Optimizer steps.", examples=[2000])
     precision: Literal["fp32", "bf16", "fp16"] = Field(
         default="fp32", description="bf16: autocast; fp16: autocast with gradient scaling."
     )
-    tf32: bool | None = Field(
-        default=None,
+    tf32: bool | None = optional(
         description="On NVIDIA GPUs, compute float32 products of matrices, convolutions and recurrent layers by TF32 (faster, with "
         "10 bits of mantissa), or none of them; default: torch's, which is convolutions and recurrent layers alone.",
     )
@@ -325,15 +305,13 @@ class TrainTable(Table):
         "bits. true: models of transformers and timm; else globs of module names, each computed again as a whole.",
         examples=[True, ["blocks.*"]],
     )
-    ema: float | None = Field(
-        default=None,
+    ema: float | None = optional(
         gt=0,
         lt=1,
         description="Keep an exponential moving average of the weights with this decay.",
         examples=[0.999],
     )
-    threads: int | None = Field(
-        default=None,
+    threads: int | None = optional(
         ge=1,
         le=1024,
         description="CPU threads per worker; default: the node's cores shared out.",
@@ -345,8 +323,7 @@ class TrainTable(Table):
     consistency: Literal["batch", "exact"] = Field(
         default="batch", description="exact: bitwise the same weights at any world size."
     )
-    virtual_shards: int | None = Field(
-        default=None,
+    virtual_shards: int | None = optional(
         ge=1,
         le=MOST_NODES,
         description="exact only; at least the largest world size.",
@@ -359,15 +336,13 @@ class TrainTable(Table):
         examples=["1000 steps", "never"],
     )
 
-    time_limit: DurationText | None = Field(
-        default=None,
+    time_limit: DurationText | None = optional(
         description="A launch ends after this time, with a snapshot, as on SIGTERM (exit code 75); the same command "
         "resumes the run.",
         examples=["23.5 h", "30 min"],
     )
 
-    stop_when: StopWhenText | None = Field(
-        default=None,
+    stop_when: StopWhenText | None = optional(
         description="End training when a metric of an evaluation has not been better for some evaluations in a row "
         '(with min or max before it if neither the loss nor `best` tells; "by 0.001" for a least '
         "difference), or is above or below a number.",
@@ -387,8 +362,7 @@ class DdpTable(Table):
         default=False, description="For models that leave parameters out of some steps."
     )
     sync_batchnorm: bool = Field(default=False, description="Replace BatchNorm by SyncBatchNorm (CUDA only).")
-    bucket_cap_mb: int | None = Field(
-        default=None,
+    bucket_cap_mb: int | None = optional(
         ge=1,
         le=100_000,
         description="Size of a gradient bucket in MiB.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -164,6 +165,10 @@ Name = Annotated[
     Description('a name of letters, digits, ".", "_" and "-", at most 100'),
 ]
 Args = dict[str, Any]
+
+
+optional: partial[None] = partial(Field, default=None)
+"""The field of a key that may be left out. As a type checker sees it, the field is None: its annotation has to allow that."""
 
 
 class Table(BaseModel):

@@ -35,7 +35,6 @@ class StandbyKeeper:
         warm: `restarts.warm` of the job.
         server: Starts them; it is ready.
         imports: File of the `Preparation`, from the last workers.
-        report: Called with an event for the supervisor.
     """
 
     def __init__(

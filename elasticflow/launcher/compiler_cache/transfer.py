@@ -36,7 +36,6 @@ class Transfer:
     """A request to load or save.
 
     Attributes:
-        action: Load, or save.
         parent: Process whose end also ends this one.
         is_first: The node has rank 0; others save only where there is no cache of their kind.
     """

@@ -79,7 +79,6 @@ class Journal:
     """Events and state of one run; the supervisor is the only writer.
 
     Args:
-        show: Called with each record.
         mask: Secrets that no record may hold; workers mask their own lines.
         require_held: Called before each write; raises where another launch may have the run (`launcher/journal/run_lock.py`).
 

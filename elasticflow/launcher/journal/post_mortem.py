@@ -79,7 +79,6 @@ class Ending:
     """The end of a supervisor that wrote nothing about it.
 
     Attributes:
-        kind: The most likely cause.
         likely: The probable cause, in words; None if *known* says it.
         last_seen: Unix time of its last sign of life; None: unknown.
         in_generation: The newest generation that it led; 0: none, or unknown.

@@ -141,7 +141,6 @@ class RayNodes(threading.Thread):
         ray: The module, connected.
         order: The order to each node; the same for all.
         show: Called with the name of a node and each line that it prints.
-        say: Called with what a person should know.
         give_up: Called once where no node can be begun.
 
     Attributes:

@@ -215,7 +215,6 @@ def run_on_hosts(
     Args:
         orders: Each host with its order, the first host first.
         show: Called with each line that a host prints; from several threads.
-        say: Called with what a person should know.
         first_decides: The first host serves the store and leads: its end is the run's.
 
     Raises:

@@ -36,7 +36,6 @@ def serve_until_asked(
         host: Address to listen on; empty: all.
         port: 0 takes a free one.
         token: Secret that clients have to know; empty: any client may connect.
-        say: Called with what a person should know.
         state: Folder in which the keys are kept: a server that is started with it again continues, and runs with it.
 
     Raises:

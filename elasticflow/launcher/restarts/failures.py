@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import re
 import signal
 from collections import Counter
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticflow.errors import COLLECTIVE_MISMATCH, DeviceError
 from elasticflow.launcher.restarts.failure_classes import CLASSES, FAILURES
+from elasticflow.protocol.messages import WorkerEnd
 from elasticflow.system.device_errors import class_of_device_error, is_kernel_fault
 from elasticflow.system.exceptions import type_name
 from elasticflow.system.processes import FAULTS, signal_or_code
@@ -69,30 +69,18 @@ _MOST_LINES, _LONGEST_LINE = 8, 300
 _BROKEN_LINK = re.compile(r"connection|broken pipe|socket|timed out|unreachable", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class Report:
-    """Report on one worker that ended.
+@dataclass(frozen=True, kw_only=True)
+class Report(WorkerEnd):
+    """The end of a worker, with all that is known of it.
 
     Attributes:
-        exit_code: As `Popen.returncode` gives it: negative is a signal.
         raised: The worker's `worker.raised` line, if it wrote one.
-        time: Unix time at which its end was noticed; the `worker.raised` line's own time goes before it.
-        behind_s: Seconds that the clock which dated that line is behind the clock of *time*.
-        ended_by_us: The agent killed it after another rank's failure; such an end is no failure.
-        oom_killed: The kernel's out-of-memory killer was seen at work in its memory group.
-        stderr: The end of its standard error, for workers that died before they could log.
+        behind_s: Seconds that the clock of its node, which dated that line and `at`, is behind this machine's.
     """
 
-    rank: int
-    exit_code: int
-    raised: Mapping[str, Any] | None = None
-    time: float = math.inf
-    behind_s: float = 0.0
-    node: str = ""
-    pid: int | None = None
-    ended_by_us: bool = False
-    oom_killed: bool = False
-    stderr: str = ""
+    node: str
+    raised: Mapping[str, Any] | None
+    behind_s: float
 
 
 @dataclass(frozen=True)
@@ -318,7 +306,7 @@ def _usage_error(report: Report) -> str | None:
 
 def _time(report: Report) -> float:
     said_at = None if report.raised is None else unix_time(report.raised.get("timestamp"))
-    return report.time if said_at is None else said_at + report.behind_s
+    return (report.at if said_at is None else said_at) + report.behind_s
 
 
 def _traceback(report: Report) -> str | None:

@@ -40,7 +40,6 @@ class FailedAttempt:
         step: Last step that the generation finished; None when it failed before its first one.
         generation: Number of the generation; 0 if none could be formed.
         restored_from: The snapshot that it resumed from, once that was chosen.
-        can_come_from_snapshot: The restored snapshot can be the cause.
         is_traced_fault: The worker died of its own doing, at a place that the fingerprint tells.
         is_final: The worker said that another try would end in the same way.
         unready_ends: How the node's agents ended, one after the other, since one was ready; an end that was not its

@@ -17,11 +17,7 @@ _STARTS = 2
 
 @dataclass(frozen=True)
 class Suspect:
-    """A snapshot that two starts failed from.
-
-    Attributes:
-        fingerprint: Equal for the same failure.
-    """
+    """A snapshot that two starts failed from."""
 
     name: str
     step: int

@@ -250,18 +250,10 @@ class Generation:
         return tuple(dict.fromkeys(nodes))
 
     def _report(self, node: str, worker: WorkerEnd) -> Report:
-        return Report(
-            rank=worker.rank,
-            exit_code=worker.exit_code,
-            raised=self.hung.get(worker.rank) or self.raised.get(worker.rank),
-            time=worker.at + self.behind_s[node],
-            behind_s=self.behind_s[node],
-            node=node,
-            pid=worker.pid,
-            ended_by_us=worker.ended_by_us and worker.rank not in self.hung,
-            oom_killed=worker.oom_killed,
-            stderr=worker.stderr,
-        )
+        has_hung = worker.rank in self.hung
+        raised = self.hung.get(worker.rank) or self.raised.get(worker.rank)
+        end = vars(worker) | {"ended_by_us": worker.ended_by_us and not has_hung}
+        return Report(**end, node=node, raised=raised, behind_s=self.behind_s[node])
 
 
 class _Planned(NamedTuple):

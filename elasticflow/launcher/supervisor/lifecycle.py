@@ -94,7 +94,6 @@ class Lifecycle:
     """Decides what comes next, until there is a verdict.
 
     Args:
-        plan: Costs of failures.
         nodes: The nodes that are known to come.
         untrained_s: Seconds that a drain has before the run's first step, at most those of any drain.
         script: Name of the user's script that workers run: it need not report steps, and has finished once all workers have

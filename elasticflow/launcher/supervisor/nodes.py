@@ -49,7 +49,6 @@ class Nodes:
 
     Args:
         most: Most nodes that train; further ones are spares and step in.
-        shard: Workers that hold one copy of the model; nodes that would leave a part of a copy over are spares, too.
         settle_s: Seconds without an arrival after which no one is waited for any more.
 
     Attributes:

@@ -61,14 +61,7 @@ def attempt_of(
 
 
 class Recovery:
-    """The failures of a run, and what has followed from them.
-
-    Args:
-        policy: Decides.
-
-    Attributes:
-        restarts: Restarts of the run so far.
-    """
+    """The failures of a run, and what has followed from them."""
 
     def __init__(self, policy: RestartPolicy, ledger: Iterable[LedgerEntry], restarts: int) -> None:
         self._policy, self._ledger = policy, list(ledger)

@@ -30,9 +30,7 @@ class LineageGeneration:
 
     Attributes:
         number: Number over the whole run.
-        launch: Launch it belongs to; None if unknown.
         reason: Reason it was formed: start, crash, resume ...; None if unknown.
-        world_size: Number of workers; None if unknown.
         parent: Name of the snapshot it resumed from, or that a state in memory followed; None: the beginning, or unknown.
         memory_step: Step of the state in memory that it resumed from; None: from no such state.
         ended: End of the generation in words; None while it runs, or if unknown.

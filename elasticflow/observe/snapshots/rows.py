@@ -96,7 +96,8 @@ def rows_of(source: SnapshotSource) -> list[SnapshotRow]:
     """
     catalog = source.catalog
     set_aside, pinned = printable_in(catalog.quarantined()), printable_in(catalog.pinned())
-    names = [n for n in catalog.storage.list(catalog.folder()) if _is_snapshot(n)]
+    folders = catalog.storage.list(catalog.folder())
+    names = [name for name in folders if SNAPSHOT_NAME.fullmatch(name.removeprefix(UNFINISHED))]
     whole = {name for name in names if not name.startswith(UNFINISHED)}
     begun = {name.removeprefix(UNFINISHED) for name in names} - whole
     rows = [
@@ -138,10 +139,6 @@ def ordered_reasons(why: Collection[str]) -> tuple[str, ...]:
 def is_selector(text: str) -> bool:
     """Return True if *text* can mean a snapshot: a name, `latest`, `best` or `step:N`."""
     return text in {LATEST, BEST} or any(pattern.fullmatch(text) for pattern in (_STEP, SNAPSHOT_NAME))
-
-
-def _is_snapshot(folder: str) -> bool:
-    return SNAPSHOT_NAME.fullmatch(folder.removeprefix(UNFINISHED)) is not None
 
 
 def _row(

@@ -44,7 +44,6 @@ class Doing(NamedTuple):
 
     Attributes:
         label: One word.
-        text: The activity in words.
         since: Unix time of its beginning.
     """
 

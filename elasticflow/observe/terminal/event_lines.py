@@ -29,14 +29,9 @@ _FRAME = re.compile(r'^  File "')
 
 @dataclass(frozen=True)
 class Line:
-    """A line about an event, ready for layout.
+    """A line about an event, ready for layout; the fields of `events.Template` mean the same here.
 
     Attributes:
-        label: One or two words.
-        text: The rest of the line.
-        more: Further lines under the text.
-        symbol: Sign for the kind of event.
-        tone: Colour of the line.
         quote: Quoted text, such as a traceback, shown unchanged.
         seconds: Seconds since the launch began, or None.
     """

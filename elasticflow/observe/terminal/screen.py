@@ -38,9 +38,6 @@ Row = list[Part]
 class Screen:
     """Writes to *stream* without closing it; never fails: if the stream is closed, the screen is silent.
 
-    Args:
-        tty: True if the stream is a terminal, whose last rows can be redrawn.
-
     Attributes:
         tty: As in the arguments.
         pretty: True if the stream takes signs beyond ASCII.
@@ -148,7 +145,6 @@ class WaitingLine:
     Args:
         stream: Stream to write to; it is not closed.
         environment: Environment variables, for TERM and the choice of colours.
-        clock: Returns seconds.
     """
 
     def __init__(

@@ -32,11 +32,7 @@ _MOVES = 3
 
 
 class GradientsOfRun:
-    """Adds up the gradients of `Run.gradients` until an optimizer uses them. Every rank.
-
-    Args:
-        optimizers: The kept optimizers by name.
-    """
+    """Adds up the gradients of `Run.gradients` until an optimizer uses them. Every rank."""
 
     def __init__(self, optimizers: Mapping[str, Optimizer]) -> None:
         self._optimizers = optimizers
@@ -117,9 +113,6 @@ class CarriedGradients:
     """Looks at the first moves of each optimizer in a loop that computes gradients itself. Every rank.
 
     Gradients that no backward pass adds to the parameters, as those of `fully_shard` and of `torch.autograd.grad`, are not seen.
-
-    Args:
-        optimizers: The kept optimizers by name.
     """
 
     def __init__(self, optimizers: Mapping[str, Optimizer]) -> None:

@@ -202,11 +202,17 @@ class Evaluation:
         return {
             "best": self.best,
             "measured": self._measured,
+            **self._measured_by,
+            "looked": self._has_looked,
+        }
+
+    @property
+    def _measured_by(self) -> dict[str, Any]:
+        return {
             "ranked_by": self.ranked_by,
             "source": self._source,
             "data": self.fingerprint,
             "weights": self.weights,
-            "looked": self._has_looked,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -220,12 +226,7 @@ class Evaluation:
             "data": data,
             "weights": state.get("weights", "raw"),
         }
-        now = {
-            "ranked_by": self.ranked_by,
-            "source": self._source,
-            "data": self.fingerprint,
-            "weights": self.weights,
-        }
+        now = self._measured_by
         is_the_same = all(
             str(before[name]) == str(now[name]) or (name == "source" and None in (before[name], now[name]))
             for name in now

@@ -38,7 +38,6 @@ class Moment:
         steps: Steps of the whole training, where they are known.
         measured: The newest values by then: `loss`, and the metrics of the evaluation.
         restarts_left: None where no failure was counted yet.
-        restart_budget: Restarts in all.
         exit_code: Exit code of the command, where the launch ended.
     """
 

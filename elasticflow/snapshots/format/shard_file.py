@@ -65,11 +65,7 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class SnapshotRecord:
-    """Everything in a snapshot but its tensors; rank 0 hands it over with its shard.
-
-    Attributes:
-        manifest: Rank 0's facts for the manifest.
-    """
+    """Everything in a snapshot but its tensors; rank 0 hands it over with its shard."""
 
     state: dict[str, Any]
     manifest: ManifestFacts

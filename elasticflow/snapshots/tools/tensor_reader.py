@@ -28,7 +28,6 @@ class TensorSlice:
 
     Attributes:
         spans: Where they lie, in their order; files are paths in the storage.
-        dtype: Name of the dtype in safetensors.
     """
 
     spans: tuple[Span, ...]

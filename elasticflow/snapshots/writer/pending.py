@@ -47,7 +47,6 @@ class PendingSnapshot:
         done: Ranks whose shard is on the store, or failed.
         record: Record that rank 0 handed over with its shard.
         listeners: Ranks that receive the outcome.
-        reason: Why it was abandoned.
         is_complete: No more shards can come.
         is_alone: This node writes the shards of all ranks, though the group was on several nodes.
     """

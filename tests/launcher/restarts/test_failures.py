@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -15,6 +16,27 @@ PEER = {"class": "peer", "error": "RuntimeError: Connection closed by peer [127.
 def raised(kind: str, error: str = "ValueError: bad label", at: str | None = None) -> dict[str, Any]:
     """Return a `worker.raised` line."""
     return {"class": kind, "error": error, "traceback": f"Traceback...\n{error}", "timestamp": at}
+
+
+def ended(
+    rank: int,
+    exit_code: int,
+    line: dict[str, Any] | None = None,
+    *,
+    at: float = math.inf,
+    node: str = "",
+    **more: Any,
+) -> Report:
+    """Return the report on a worker that ended."""
+    facts: dict[str, Any] = {
+        "pid": 77,
+        "ended_by_us": False,
+        "oom_killed": False,
+        "stderr": "",
+        "behind_s": 0.0,
+        **more,
+    }
+    return Report(rank=rank, exit_code=exit_code, at=at, node=node, raised=line, **facts)
 
 
 @pytest.mark.parametrize(
@@ -50,9 +72,7 @@ def test_signals_have_their_names() -> None:
 
 def test_a_remedy_stands_apart_in_one_line() -> None:
     """What happened and what to do about it are told on two lines by the worker, and on one by its failure."""
-    report = Report(
-        rank=0, node="n0", pid=1, exit_code=1, raised=raised("user_error", "it is lost\n  help: keep it")
-    )
+    report = ended(0, 1, raised("user_error", "it is lost\n  help: keep it"))
     assert describe(report) == "it is lost; help: keep it"
 
 
@@ -60,9 +80,9 @@ def test_a_killed_rank_is_the_cause_and_its_peers_are_folded() -> None:
     """The rank that was killed comes first even if its peers' errors were noticed before."""
     found = first_failure(
         [
-            Report(0, 1, PEER, time=10.0),
-            Report(1, -9, time=10.5, node="n0", pid=77),
-            Report(2, 1, PEER, time=10.1),
+            ended(0, 1, PEER, at=10.0),
+            ended(1, -9, at=10.5, node="n0", pid=77),
+            ended(2, 1, PEER, at=10.1),
         ]
     )
     assert found is not None
@@ -84,14 +104,14 @@ def test_a_killed_rank_is_the_cause_and_its_peers_are_folded() -> None:
 def test_an_error_that_only_reads_like_a_lost_peer_is_folded_too() -> None:
     """A collective's error that the worker took for the user's own still gives way to a killed rank."""
     mine = raised("user_error", "RuntimeError: [../third_party/gloo/pair.cc:534] Connection closed by peer")
-    found = first_failure([Report(0, 1, mine, time=1.0), Report(1, -9, time=2.0)])
+    found = first_failure([ended(0, 1, mine, at=1.0), ended(1, -9, at=2.0)])
     assert found is not None
     assert (found.rank, found.others) == (1, "1 other rank: connection closed by peer")
 
 
 def test_an_own_exception_goes_before_peers_and_carries_its_traceback() -> None:
     """The user's exception is the cause, with its traceback; who only lost the connection is counted."""
-    found = first_failure([Report(0, 1, PEER, time=1.0), Report(1, 1, raised("user_error"), time=2.0)])
+    found = first_failure([ended(0, 1, PEER, at=1.0), ended(1, 1, raised("user_error"), at=2.0)])
     assert found is not None
     assert (found.rank, found.failure_class, found.error) == (1, "user_error", "ValueError: bad label")
     assert found.traceback is not None
@@ -102,7 +122,7 @@ def test_the_earliest_of_two_own_failures_is_the_cause() -> None:
     """The time in the worker's own line goes before the time at which its end was noticed."""
     early = raised("user_error", "ValueError: first", "2026-11-20T10:00:00.100Z")
     late = raised("user_error", "ValueError: second", "2026-11-20T10:00:00.200Z")
-    found = first_failure([Report(0, 1, late, time=5.0), Report(1, 1, early, time=9.0)])
+    found = first_failure([ended(0, 1, late, at=5.0), ended(1, 1, early, at=9.0)])
     assert found is not None
     assert (found.error, found.others) == ("ValueError: first", "1 other rank: ValueError: second")
 
@@ -110,35 +130,35 @@ def test_the_earliest_of_two_own_failures_is_the_cause() -> None:
 def test_the_same_error_on_every_rank_is_told_once() -> None:
     """A bug that every rank meets is one line, the lowest rank's."""
     at = "2026-11-20T10:00:00.100Z"
-    found = first_failure([Report(rank, 1, raised("user_error", at=at)) for rank in (2, 1, 0)])
+    found = first_failure([ended(rank, 1, raised("user_error", at=at)) for rank in (2, 1, 0)])
     assert found is not None
     assert (found.rank, found.others) == (0, "2 other ranks: the same")
 
 
 def test_workers_that_left_or_were_ended_by_us_are_no_failures() -> None:
     """Exit code 0 and the survivors that the agent kills are not counted."""
-    reports = [Report(0, 0), Report(1, -9, ended_by_us=True)]
+    reports = [ended(0, 0), ended(1, -9, ended_by_us=True)]
     assert first_failure(reports) is None
-    found = first_failure([*reports, Report(2, -6)])
+    found = first_failure([*reports, ended(2, -6)])
     assert found is not None
     assert (found.error, found.others) == ("killed by SIGABRT", None)
 
 
 def test_only_peers_left_is_a_crash() -> None:
     """If nothing but lost connections is known, something crashed that nobody saw."""
-    found = first_failure([Report(0, 1, PEER)])
+    found = first_failure([ended(0, 1, PEER)])
     assert found is not None
     assert found.failure_class == "crash"
 
 
 def test_a_memory_kill_is_said_in_words() -> None:
     """The signal alone does not explain it."""
-    assert "killed by the kernel: memory ran out" == describe(Report(0, -9, oom_killed=True))
+    assert "killed by the kernel: memory ran out" == describe(ended(0, -9, oom_killed=True))
 
 
 def test_a_worker_that_ended_itself_without_a_word_is_told_so() -> None:
     """`os._exit` leaves nothing but a code."""
-    assert "exit code 7, without an exception" == describe(Report(0, 7))
+    assert "exit code 7, without an exception" == describe(ended(0, 7))
 
 
 def test_a_worker_that_died_before_it_could_log_is_read_from_its_standard_error() -> None:
@@ -148,7 +168,7 @@ def test_a_worker_that_died_before_it_could_log_is_read_from_its_standard_error(
         '  File "train.py", line 3, in <module>\n    import nothing\n'
         "ModuleNotFoundError: No module named 'nothing'\n"
     )
-    found = first_failure([Report(0, 1, stderr=stderr)])
+    found = first_failure([ended(0, 1, stderr=stderr)])
     assert found is not None
     assert (
         found.failure_class,
@@ -191,7 +211,7 @@ IGNORED = (
 )  # fmt: skip
 def test_last_exception_of_a_standard_error_is_the_error(stderr: str, error: str, begins: str) -> None:
     """Of whatever name, with or without a message, a whole traceback or its end."""
-    found = first_failure([Report(0, 1, stderr=f"noise\n{stderr}")])
+    found = first_failure([ended(0, 1, stderr=f"noise\n{stderr}")])
     assert found is not None
     assert found.traceback is not None
     assert (error, begins) == (found.error, found.traceback[: len(begins)])
@@ -208,7 +228,7 @@ BAR = "loading\n\r  0%|          | 0/100\r 20%|██        | 20/100"
 )
 def test_a_progress_bar_is_one_line(code: int, ending: str, error: str) -> None:
     """It shows how far it came; what follows it without a line break is read as elsewhere."""
-    found = first_failure([Report(0, code, stderr=BAR + ending)])
+    found = first_failure([ended(0, code, stderr=BAR + ending)])
     assert found is not None
     assert (error, ("loading", " 20%|██        | 20/100")) == (found.error, found.stderr)
 
@@ -216,7 +236,7 @@ def test_a_progress_bar_is_one_line(code: int, ending: str, error: str) -> None:
 def test_a_crash_beside_a_progress_bar_shows_the_script_s_stack() -> None:
     """Not the last lines of what faulthandler has written."""
     stack = 'Fatal Python error: Aborted\n\nCurrent thread 0x02 (most recent call first):\n  File "job.py", line 7 in step\n'
-    found = first_failure([Report(0, -6, stderr=BAR + stack)])
+    found = first_failure([ended(0, -6, stderr=BAR + stack)])
     assert found is not None
     assert found.traceback is not None
     assert 'File "job.py", line 7 in step' in found.traceback
@@ -225,7 +245,7 @@ def test_a_crash_beside_a_progress_bar_shows_the_script_s_stack() -> None:
 
 def test_an_exception_that_was_logged_is_not_what_a_signal_did() -> None:
     """The worker handled it, and was killed later."""
-    found = first_failure([Report(0, -9, stderr=f"no cache\n{CALLS}KeyError: 1\nwithout it\n")])
+    found = first_failure([ended(0, -9, stderr=f"no cache\n{CALLS}KeyError: 1\nwithout it\n")])
     assert found is not None
     assert ("killed by SIGKILL", None) == (found.error, found.traceback)
     assert found.stderr[-2:] == ("KeyError: 1", "without it")
@@ -233,7 +253,7 @@ def test_an_exception_that_was_logged_is_not_what_a_signal_did() -> None:
 
 def test_an_ignored_exception_is_no_error() -> None:
     """A destructor raised, and the process ended by its own exit code."""
-    assert "exit code 7, without an exception" == describe(Report(0, 7, stderr=IGNORED))
+    assert "exit code 7, without an exception" == describe(ended(0, 7, stderr=IGNORED))
 
 
 def test_a_worker_that_crashed_shows_the_stack_of_the_thread_that_did() -> None:
@@ -243,7 +263,7 @@ def test_a_worker_that_crashed_shows_the_stack_of_the_thread_that_did() -> None:
         '  File "threading.py", line 1 in wait\n\nCurrent thread 0x02 (most recent call first):\n'
         '  File "ctypes.py", line 2 in string_at\n  File "job.py", line 7 in step\n\nExtension modules: numpy\n'
     )
-    found = first_failure([Report(0, -11, stderr=stderr)])
+    found = first_failure([ended(0, -11, stderr=stderr)])
     assert found is not None
     assert "killed by SIGSEGV" == found.error
     expected = (
@@ -264,7 +284,7 @@ MISMATCH = (
 
 def test_a_collective_mismatch_is_an_error_of_the_jobs_own_code() -> None:
     """It ends in SIGABRT, of a thread that is not Python's: what it said, the last lines and where the rank stood."""
-    reports = [Report(0, -6, stderr=MISMATCH, time=9.0), Report(1, 1, PEER, time=8.0)]
+    reports = [ended(0, -6, stderr=MISMATCH, at=9.0), ended(1, 1, PEER, at=8.0)]
     found = first_failure(reports)
     assert found is not None
     assert (0, "user_error", "1 other rank: connection closed by peer") == (
@@ -281,7 +301,7 @@ def test_a_collective_mismatch_is_an_error_of_the_jobs_own_code() -> None:
         found.traceback.splitlines()[1:3]
     )
     assert ("a warning", 3) == (found.stderr[0], len(found.stderr))
-    other_sizes = first_failure([Report(0, -6, stderr=MISMATCH.replace("256 vs 248", "64 vs 32"))])
+    other_sizes = first_failure([ended(0, -6, stderr=MISMATCH.replace("256 vs 248", "64 vs 32"))])
     assert other_sizes is not None
     assert found.fingerprint() == other_sizes.fingerprint()
 
@@ -289,7 +309,7 @@ def test_a_collective_mismatch_is_an_error_of_the_jobs_own_code() -> None:
 def test_a_collective_mismatch_that_was_raised_is_no_lost_peer() -> None:
     """Gloo's own path stands in the text; still it is not what another rank's death looks like."""
     text = "RuntimeError: [enforce fail at gloo/gloo/x.cc:1] Received data size doesn't match expected size."
-    found = first_failure([Report(0, 1, raised("user_error", text), time=9.0), Report(1, 1, PEER, time=8.0)])
+    found = first_failure([ended(0, 1, raised("user_error", text), at=9.0), ended(1, 1, PEER, at=8.0)])
     assert found is not None
     assert (0, "user_error") == (found.rank, found.failure_class)
 
@@ -298,7 +318,7 @@ def test_faults_are_told_apart_by_where_they_happened() -> None:
     """The same signal at the same place is the same failure; without a place, or from outside, nothing is known."""
     at = 'Fatal Python error: Segmentation fault\n\nCurrent thread 0x02 (most recent call first):\n  File "job.py", line {} in {}\n'
     one, again, elsewhere, bare, killed = (
-        first_failure([Report(0, code, stderr=text)])
+        first_failure([ended(0, code, stderr=text)])
         for code, text in (
             (-11, at.format(7, "step")),
             (-11, at.format(8, "step")),
@@ -319,7 +339,7 @@ def test_faults_are_told_apart_by_where_they_happened() -> None:
 def test_a_worker_says_whether_another_try_would_end_in_the_same_way() -> None:
     """As `worker.raised` tells; lines of older versions say nothing, and leave it to the ledger."""
     for line, expected in (({"final": True}, True), ({"final": False}, False), ({}, False)):
-        found = first_failure([Report(0, 1, {**raised("user_error"), **line})])
+        found = first_failure([ended(0, 1, {**raised("user_error"), **line})])
         assert found is not None
         assert found.is_final is expected
 
@@ -327,7 +347,7 @@ def test_a_worker_says_whether_another_try_would_end_in_the_same_way() -> None:
 def test_a_link_that_broke_may_hold_next_time() -> None:
     """An abort that a lost connection led to is tried again, however often it comes."""
     text = "terminate called after throwing an instance of 'std::runtime_error'\n  what():  Connection reset by peer\n"
-    found = first_failure([Report(0, -6, stderr=text)])
+    found = first_failure([ended(0, -6, stderr=text)])
     assert found is not None
     assert ("crash", False, "killed by SIGABRT: Connection reset by peer") == (
         found.failure_class,
@@ -338,7 +358,7 @@ def test_a_link_that_broke_may_hold_next_time() -> None:
 
 def test_a_rank_that_left_while_others_needed_it_is_the_cause() -> None:
     """`os._exit(0)` in the job's own code looks like success; its peers' errors say it was none."""
-    reports = [Report(0, 1, PEER, time=10.0), Report(1, 0, time=9.0)]
+    reports = [ended(0, 1, PEER, at=10.0), ended(1, 0, at=9.0)]
     found = first_failure(reports)
     assert found is not None
     assert (1, "crash", "left with exit code 0 in the middle of training") == (
@@ -355,7 +375,7 @@ def test_a_rank_that_left_while_others_needed_it_is_the_cause() -> None:
 def test_fingerprints_do_not_depend_on_numbers() -> None:
     """The same bug at another index or address has the same fingerprint; another bug has not."""
     one, two, other = (
-        first_failure([Report(0, 1, raised("user_error", text))])
+        first_failure([ended(0, 1, raised("user_error", text))])
         for text in ("IndexError: 17 is out of range", "IndexError: 4242 is out of range", "KeyError: 'x'")
     )
     assert one is not None
@@ -365,7 +385,7 @@ def test_fingerprints_do_not_depend_on_numbers() -> None:
     # Where no steps are known, as of a script, another number may be all that tells progress; addresses tell none.
     assert one.fingerprint(knows_steps=False) != two.fingerprint(knows_steps=False)
     at, elsewhere = (
-        first_failure([Report(0, 1, raised("user_error", f"KeyError: <Net object at {address}>"))])
+        first_failure([ended(0, 1, raised("user_error", f"KeyError: <Net object at {address}>"))])
         for address in ("0x7f01", "0x7f02")
     )
     assert at is not None
@@ -375,7 +395,7 @@ def test_fingerprints_do_not_depend_on_numbers() -> None:
 
 def test_an_error_of_many_lines_becomes_one_short_line() -> None:
     """Events are one line each, however long the exception's text is."""
-    found = first_failure([Report(0, 1, raised("user_error", "ValueError: a\n  b" + "c" * 2000))])
+    found = first_failure([ended(0, 1, raised("user_error", "ValueError: a\n  b" + "c" * 2000))])
     assert found is not None
     assert found.error.startswith("ValueError: a bccc")
     assert len(found.error) == 500
@@ -393,7 +413,7 @@ def test_a_scripts_peers_are_known_by_what_they_print() -> None:
     """No rank of a script writes a `worker.raised` line: its standard error is all there is."""
     peer = "Traceback (most recent call last):\n  ...\nRuntimeError: [gloo] Connection closed by peer [127.0.0.1]\n"
     own = "Traceback (most recent call last):\n  ...\nValueError: no such layer\n"
-    found = first_failure([Report(0, 1, time=1.0, stderr=peer), Report(1, 1, time=2.0, stderr=own)])
+    found = first_failure([ended(0, 1, at=1.0, stderr=peer), ended(1, 1, at=2.0, stderr=own)])
     assert found is not None
     assert (1, "user_error", "ValueError: no such layer") == (found.rank, found.failure_class, found.error)
     assert found.others == "1 other rank: connection closed by peer"
@@ -405,7 +425,7 @@ def test_wrong_arguments_are_final_and_told_as_the_program_does() -> None:
     click = "Usage: train.py [OPTIONS]\nTry 'train.py --help' for help.\n\nError: No such option: --lrr\n"
     told = []
     for code, text in ((2, usage), (2, click), (1, usage), (2, "error: disk")):
-        found = first_failure([Report(0, code, stderr=text)])
+        found = first_failure([ended(0, code, stderr=text)])
         assert found is not None
         told.append((found.is_final, found.error))
     assert told == [
@@ -445,10 +465,10 @@ def aborted(text: str) -> str:
 
 def test_a_survivor_that_nccl_aborts_is_no_cause() -> None:
     """Its watchdog is often seen first: a rank that was killed, or raised, later is what the others missed."""
-    survivor = Report(1, -6, time=100.0, node="b", stderr=aborted(REMOTE))
+    survivor = ended(1, -6, at=100.0, node="b", stderr=aborted(REMOTE))
     for cause in (
-        Report(0, -9, time=100.5, node="a"),
-        Report(0, 1, raised("user_error"), time=101.0, node="a"),
+        ended(0, -9, at=100.5, node="a"),
+        ended(0, 1, raised("user_error"), at=101.0, node="a"),
     ):
         found = first_failure([survivor, cause])
         assert found is not None
@@ -457,7 +477,7 @@ def test_a_survivor_that_nccl_aborts_is_no_cause() -> None:
 
 def test_survivors_of_a_rank_that_nothing_is_known_of_blame_no_snapshot() -> None:
     """It is a crash that the budget decides about: nothing faulted where the process stood when NCCL ended it."""
-    found = first_failure([Report(1, -6, stderr=aborted(REMOTE))])
+    found = first_failure([ended(1, -6, stderr=aborted(REMOTE))])
     assert found is not None
     assert ("crash", False, False) == (
         found.failure_class,
@@ -470,10 +490,10 @@ def test_a_collective_that_takes_too_long_for_nccl_is_a_hang() -> None:
     """So is a watchdog that gets stuck; if a rank has failed by itself, the others' time-outs follow from that."""
     stuck = "ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress"
     for text in (TIMEOUT, stuck):
-        found = first_failure([Report(1, -6, stderr=aborted(text))])
+        found = first_failure([ended(1, -6, stderr=aborted(text))])
         assert found is not None
         assert ("hang", False) == (found.failure_class, found.is_traced_fault)
-    found = first_failure([Report(1, -6, time=1.0, stderr=aborted(TIMEOUT)), Report(0, -11, time=2.0)])
+    found = first_failure([ended(1, -6, at=1.0, stderr=aborted(TIMEOUT)), ended(0, -11, at=2.0)])
     assert found is not None
     assert (0, "crash") == (found.rank, found.failure_class)
 
@@ -484,8 +504,8 @@ def test_an_abort_for_the_rank_s_own_device_is_the_cause() -> None:
         ("CUDA error: uncorrectable ECC error encountered", "device", False),
         ("CUDA error: an illegal memory access was encountered", "crash", True),
     ):
-        own = Report(0, -6, time=2.0, stderr=aborted(text).replace("ncclRemoteError", ""))
-        found = first_failure([Report(1, -6, time=1.0, stderr=aborted(REMOTE)), own])
+        own = ended(0, -6, at=2.0, stderr=aborted(text).replace("ncclRemoteError", ""))
+        found = first_failure([ended(1, -6, at=1.0, stderr=aborted(REMOTE)), own])
         assert found is not None
         assert (0, kind, traced, True) == (
             found.rank,
@@ -498,7 +518,7 @@ def test_an_abort_for_the_rank_s_own_device_is_the_cause() -> None:
 def test_an_abort_of_the_job_s_own_stays_one() -> None:
     """SIGABRT has many senders: without NCCL's words it is a fault that can come from the snapshot."""
     text = "terminate called after throwing an instance of 'std::out_of_range'\n  what():  vector::at\n"
-    found = first_failure([Report(0, -6, stderr=text)])
+    found = first_failure([ended(0, -6, stderr=text)])
     assert found is not None
     assert (True, True) == (found.is_traced_fault, found.can_come_from_snapshot)
 
@@ -523,7 +543,7 @@ def test_device_errors_of_a_script_are_known_by_what_it_prints(error: str, expec
     """No rank of a script writes a `worker.raised` line; one that lost its device is not one that noticed it."""
     stderr = f"a warning\nTraceback (most recent call last):\n  ...\n{error}\n"
     peer = "Traceback (most recent call last):\n  ...\nRuntimeError: [gloo] Connection closed by peer [127.0.0.1]\n"
-    found = first_failure([Report(0, 1, time=1.0, stderr=peer), Report(1, 1, time=2.0, stderr=stderr)])
+    found = first_failure([ended(0, 1, at=1.0, stderr=peer), ended(1, 1, at=2.0, stderr=stderr)])
     assert found is not None
     assert (1, expected) == (found.rank, found.failure_class)
 
@@ -531,6 +551,6 @@ def test_device_errors_of_a_script_are_known_by_what_it_prints(error: str, expec
 def test_memory_that_nccl_cannot_have_is_no_lost_peer() -> None:
     """NCCL's name stands in the text; the worker has told its class."""
     text = "DistBackendError: NCCL error in: x.cpp:1 ... Cuda failure 2 'out of memory'"
-    found = first_failure([Report(1, 1, PEER, time=1.0), Report(0, 1, raised("oom", text), time=2.0)])
+    found = first_failure([ended(1, 1, PEER, at=1.0), ended(0, 1, raised("oom", text), at=2.0)])
     assert found is not None
     assert (0, "oom") == (found.rank, found.failure_class)
