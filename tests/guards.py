@@ -28,17 +28,20 @@ class Guard:
     """An audit hook that fails the test at the forbidden call; quiet between tests.
 
     An audit hook sees every way to open a file or to start a process, whatever was imported by which name,
-    and cannot be removed: one is added per session.
+    and cannot be removed: one is added per session, before its first unit test.
     """
 
     def __init__(self) -> None:
         self._allowed: tuple[str, ...] | None = None
-        sys.addaudithook(self._hear)
+        self._hears = False
 
     @contextmanager
     def watch(self, *folders: Path) -> Iterator[None]:
         """Bite inside the `with`, except for writes under paths that begin with one of *folders*."""
         self._allowed = tuple(os.path.realpath(folder) for folder in folders)
+        if not self._hears:
+            sys.addaudithook(self._hear)
+            self._hears = True
         try:
             yield
         finally:

@@ -18,6 +18,7 @@ import re
 import shlex
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -297,6 +298,7 @@ def test_table_of_the_hand_written_script_is_true() -> None:
             assert key in _keys_of(table_name), f"{table_name}.{key} is not a key of the job file"
 
 
+@cache
 def _keys_of(table: str) -> set[str]:
     definitions = Job.model_json_schema()["$defs"]
     name = "".join(word.title() for word in table.split("_")) + "Table"

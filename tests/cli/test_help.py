@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import pytest
@@ -20,6 +21,10 @@ from elasticflow.cli.main import call, group
 from elasticflow.cli.more import rendezvous as of_rendezvous
 from elasticflow.cli.snapshots import group as of_snapshots
 from elasticflow.guide.pages import topics
+from tests.forked import Interpreter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -91,15 +96,34 @@ def _parse(command: click.Command, words: list[str]) -> None:
         command.make_context(command.name, words)
 
 
+@pytest.fixture(scope="module")
+def interpreter(real_processes: None) -> Iterator[Interpreter]:
+    """Yield an interpreter whose forks have imported nothing of elasticflow."""
+    started = Interpreter("import click, contextlib, io, json, os, runpy, sys\nsaid = []\n")
+    yield started
+    started.close()
+
+
 @pytest.mark.integration
 @pytest.mark.parametrize("words", [words for words, _ in COMMANDS], ids=" ".join)
-def test_help_loads_the_one_command_and_nothing_heavy(words: tuple[str, ...]) -> None:
+def test_help_loads_the_one_command_and_nothing_heavy(
+    interpreter: Interpreter, words: tuple[str, ...]
+) -> None:
     """No other command's module, no models, no stores, no torch."""
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "elasticflow", *words, "--help"],
-        cwd=ROOT, capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
-    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    code, *found = interpreter.said(f"""
+        sys.argv = ["elasticflow", *{words!r}, "--help"]
+        leave, os._exit = os._exit, sys.exit
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                runpy.run_module("elasticflow", run_name="__main__", alter_sys=True)
+        except SystemExit as end:
+            said = [end.code, *sys.modules]
+        finally:
+            os._exit = leave
+    """)
+    assert 0 == code
+    loaded = set(found)
+    assert "elasticflow.cli.main" in loaded
     tops = {name.partition(".")[0] for name in loaded}
     assert tops.isdisjoint({"pydantic", "torch", "numpy", "fsspec", "structlog", "rich", "ruamel"})
     tables: list[dict[str, CommandEntry]] = [main.COMMANDS, of_snapshots.COMMANDS, of_rendezvous.COMMANDS]

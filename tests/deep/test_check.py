@@ -228,7 +228,7 @@ def _sharded(
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("init", ["cpu", "meta"])
+@pytest.mark.parametrize("init", [pytest.param("cpu", marks=pytest.mark.nightly), "meta"])
 def test_a_step_of_the_sharded_model_is_tried(tmp_path: Path, init: str) -> None:
     """Facts and findings are those of the whole model; then it is sharded, and steps once more."""
     report = _sharded(tmp_path, f'wrap = ["torch.nn:Linear"]\ninit = "{init}"', takes_step=True, look=try_out)

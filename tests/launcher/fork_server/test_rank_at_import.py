@@ -85,7 +85,12 @@ def test_a_library_that_the_job_asks_for_the_rank_may_keep_it(
 
 def test_a_library_that_is_told_its_rank_later_is_shared(preloaded: Callable[..., dict[str, str]]) -> None:
     """And so is the module that imports it."""
-    library = {"torchmetrics.utilities.prints": SETTER}
+    # With the packages' own files, else the real torchmetrics would be imported.
+    library = {
+        "torchmetrics.__init__": "",
+        "torchmetrics.utilities.__init__": "",
+        "torchmetrics.utilities.prints": SETTER,
+    }
     assert preloaded(library, model="import torchmetrics.utilities.prints\n") == {}
 
 

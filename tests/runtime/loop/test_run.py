@@ -137,11 +137,14 @@ def test_stop_ends_the_run_on_all_ranks(groups: Callable[..., Any]) -> None:
 
 
 def test_plain_python_and_a_finish_that_was_forgotten(
+    own_interpreter: Callable[..., CompletedProcess[str]],
     plain_python: Callable[..., CompletedProcess[str]],
 ) -> None:
     """The script's end is the loop's; the second start continues where the first one ended, in a folder that is named for the script."""
     command = (ROOT / "tests/runtime/programs" / PROGRAM, "--forget", "finish")
-    outputs = [plain_python(*command, "--epochs", epochs).stderr for epochs in ("1", "2")]
+    outputs = [
+        run(*command, "--epochs", epochs).stderr for run, epochs in ((own_interpreter, "1"), (plain_python, "2"))
+    ]
 
     assert "finished after step 7, snapshots in runs/own_loop/by-hand" in outputs[0]
     assert "continues after step 7, from snapshot" in outputs[1]

@@ -217,10 +217,19 @@ def test_program_tells_the_driver_s_errors_where_torch_sees_no_device(
     "variable", [("CUDA_VISIBLE_DEVICES", ""), ("CUDA_VISIBLE_DEVICES", "-1"), ("ELASTICFLOW_DEVICE", "cpu")]
 )
 def test_job_on_the_cpu_has_no_faulty_device(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: tuple[str, str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    variable: tuple[str, str],
 ) -> None:
     """The GPUs of the machine are others', and their errors cost the job no node."""
     pretend(tmp_path, monkeypatch, FAULTY)
+    monkeypatch.setattr(sys, "argv", ["", str(os.getppid()), "1e9"])
+    monkeypatch.setattr(device_check, "die_with_parent", lambda _: None)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(device_check, "visible_devices", list)  # what torch sees under such a variable
+    device_check.main()
+    assert 3 == len(capsys.readouterr().out.splitlines())
     monkeypatch.setenv(*variable)
-    command = [sys.executable, "-m", "elasticflow.runtime.process.device_check", str(os.getpid()), "1e9"]
-    assert "" == subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    device_check.main()
+    assert "" == capsys.readouterr().out

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "Adadelta": {}, "Adafactor": {}, "Adagrad": {}, "Adam": {"amsgrad": True}, "AdamW": {}, "Adamax": {}, "ASGD": {},
-    "LBFGS": {}, "NAdam": {}, "RAdam": {}, "RMSprop": {"momentum": 0.9, "centered": True}, "Rprop": {},
+    "LBFGS": {"max_iter": 4}, "NAdam": {}, "RAdam": {}, "RMSprop": {"momentum": 0.9, "centered": True}, "Rprop": {},
     "SGD": {"momentum": 0.9, "lr": 0.01},
 }  # fmt: skip
 

@@ -72,6 +72,13 @@ def loader(bench: Bench, writer: WriterProcess, rank: int = 0, generation: int =
 OPEN_BEFORE: set[tuple[str, int, str]] = set()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _little_to_collect() -> None:
+    """Have the collector leave out what tests of other modules left: it runs before each test of this one."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def nothing_held_before() -> None:
     """Note what earlier tests of this process have left open.
