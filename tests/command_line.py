@@ -80,8 +80,12 @@ class Command:
         if self.poll() is None:
             os.kill(self.pid, number)
 
+    def terminate(self) -> None:
+        """Send SIGTERM, unless it has ended."""
+        self.send_signal(signal.SIGTERM)
+
     def kill(self) -> None:
-        """Kill it, unless it has ended."""
+        """Send SIGKILL, unless it has ended."""
         self.send_signal(signal.SIGKILL)
 
     def _look(self, timeout: float | None) -> int | None:
