@@ -1,9 +1,13 @@
 """Commands (`python -m elasticflow ...`) as forks of one interpreter for all tests, which has imported what they need.
 
-In each launch a fresh interpreter spends 0.4 s of CPU on the imports of the command, and the fork server more than 1 s on torch. Here
-`run` and `resume` fork the agent that waits ahead, and that agent its fork server, where otherwise they would exec them, as
-the first thing that they do. Every process is still its parent's child, has descriptors, variables, command line and
-session of its own, and forks or execs the others as always: writers, workers, and agents that follow one that was killed.
+In each launch a fresh interpreter spends 0.4 s of CPU on the imports of the command, and the fork server more than 1 s on that
+of torch. Here `run` and `resume` fork the agent that waits ahead, and that agent its fork server, where otherwise they exec
+them, as the first thing that they do; `verify` forks the processes of its launches. Every process is its parent's child, with
+descriptors, variables, signals, command line and session of its own (tests/test_forked.py compares them), and forks or execs
+all others as always: writers, workers, agents of other nodes, and agents that follow one that was killed.
+
+What is lost: all launches of a process of pytest have one order of hashed strings, and the modules that any of them needs are
+imported in each. `Project.fresh`, commands on terminals and hosts, and all that is no test, have interpreters of their own.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,7 +139,7 @@ def _server() -> tuple[socket.socket, dict[str, str]]:
 def _import_everything() -> None:
     """Import what a command, an agent and a fork server import, but not the programs; and make pydantic's validators."""
     import elasticflow
-    from elasticflow.jobfile.load import load_job
+    from elasticflow.jobfile.load import require_job
     from elasticflow.launcher.fork_server.preload import warm_up
 
     for _ in warm_up():
@@ -143,7 +147,7 @@ def _import_everything() -> None:
     for module in pkgutil.walk_packages(elasticflow.__path__, "elasticflow."):
         if module.name not in _PROGRAMS and not module.name.startswith(_NOT_IMPORTED):
             importlib.import_module(module.name)
-    load_job(ROOT / "jobs" / "mnist.toml")
+    require_job(ROOT / "jobs" / "mnist.toml").job.model_dump()
 
 
 def _serve(connection: socket.socket) -> NoReturn:
@@ -154,13 +158,13 @@ def _serve(connection: socket.socket) -> NoReturn:
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     ends: dict[int, int] = {}
     while True:
-        ready = select.select([connection, wake_read], [], [])[0]
+        ready = select.select([connection.fileno(), wake_read], [], [])[0]
         if wake_read in ready:
             os.read(wake_read, 4096)
             while ends and (reaped := os.waitpid(-1, os.WNOHANG))[0]:
                 os.write(ends[reaped[0]], str(os.waitstatus_to_exitcode(reaped[1])).encode())
                 os.close(ends.pop(reaped[0]))
-        if connection in ready:
+        if connection.fileno() in ready:
             message, descriptors, *_ = socket.recv_fds(connection, _LARGEST, 3)
             if not message:
                 os._exit(0)
@@ -187,6 +191,11 @@ def _become(
     folder: Sequence[str] = (),
 ) -> NoReturn:
     """Be `python -m PROGRAM WORDS`, started by exec: of the process that was forked, nothing but modules is left."""
+    import numpy as np
+    import torch
+
+    from elasticflow.launcher.fork_server.worker_process import end_with
+
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
     last = 2
@@ -195,9 +204,6 @@ def _become(
         last = kept
     for kept in keep:
         os.set_inheritable(kept, True)
-    import numpy as np
-    import torch
-
     signal.set_wakeup_fd(-1)
     for each in signal.valid_signals():
         if callable(signal.getsignal(each)):
@@ -217,10 +223,11 @@ def _become(
             setattr(sys, name, io.TextIOWrapper(raw, text.encoding, text.errors, write_through=True))
     if _is_named(program, words, variables):
         _fork_helpers()
-    from elasticflow.launcher.fork_server.worker_process import end_with
+    end_with(partial(_run, program))
 
-    end_with(lambda: runpy.run_module(program, run_name="__main__", alter_sys=True))
-    raise AssertionError
+
+def _run(program: str) -> None:
+    runpy.run_module(program, run_name="__main__", alter_sys=True)
 
 
 def _fork_helpers() -> None:
