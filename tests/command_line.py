@@ -213,7 +213,7 @@ def _become(
     tempfile.tempdir = None  # by the variables
     # Each interpreter draws its own numbers as long as nobody seeds.
     np.random.seed()  # noqa: NPY002
-    torch.seed()
+    torch.default_generator.seed()
     sys.argv[1:] = words
     sys.path[:] = [*folder, str(ROOT), *_INSTALLED]
     if variables.get("PYTHONUNBUFFERED"):

@@ -193,9 +193,8 @@ class Project:
     root: Path
     started: list[Running] = field(default_factory=list)
     prefix: tuple[str, ...] = ()  # of every command: what runs it on another host
-    fresh: bool = (
-        "PYTEST_VERSION" not in os.environ
-    )  # each command is an interpreter of its own: for what is measured
+    # Each command is an interpreter of its own: for what is measured, and what happens while it imports.
+    fresh: bool = "PYTEST_VERSION" not in os.environ
 
     def start(self, *arguments: str, run_id: str, job: str = "mnist", **environment: str) -> Running:
         """Start `elasticflow ARGUMENTS` in the project; output goes to a file."""
