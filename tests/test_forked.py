@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import signal
 import textwrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests.command_line import Command
+from tests.end_to_end.harness import Project, project_at
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,3 +59,83 @@ def test_a_fork_is_like_a_fresh_interpreter(forked: ForkedPrograms, tmp_path: Pa
     errors = [each.stderr.read_text() for each in started]
     assert ["", "", ""] == [errors[0], *errors[2:]]
     assert errors[1].endswith("ValueError: no such layer\n")
+
+
+SCRIPT = """
+    import gc, json, os, random, signal, sys, threading
+    from contextlib import suppress
+    from pathlib import Path
+    import numpy, psutil, torch
+
+    def told(process):
+        folder = Path(f"/proc/{process.pid}")
+        lines = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
+        opened = []
+        for link in (folder / "fd").iterdir():
+            with suppress(FileNotFoundError):  # the one that lists the folder
+                opened.append(str(link.readlink()))
+        # Connections and files of the run come and go.
+        opened = sorted(each for each in opened if not each.startswith("socket") and "/runs/" not in each)
+        return {
+            "command": process.cmdline(), "environment": process.environ(), "cwd": process.cwd(),
+            "children": sorted(child.cmdline() for child in process.children()), "opened": opened,
+            "leads": os.getsid(process.pid) == process.pid,
+            **{name: lines[name] for name in ("SigBlk", "SigIgn", "SigCgt", "Umask")},
+        }
+
+    worker = psutil.Process()
+    above = worker.parents()
+    command = [each.cmdline()[1:3] for each in above].index(["-m", "elasticflow"])
+    streams = [
+        (type(each.buffer).__name__, each.encoding, each.errors, each.write_through, each.line_buffering)
+        for each in (sys.stdout, sys.stderr)
+    ]
+    own = {
+        "argv": sys.argv, "path": sys.path, "environment": dict(os.environ), "streams": streams,
+        "finders": [str(each).partition(" at ")[0] for each in sys.meta_path], "hook": str(sys.excepthook),
+        "handlers": [str(signal.getsignal(each)) for each in sorted(signal.valid_signals())],
+        "threads": [each.name for each in threading.enumerate()], "collects": gc.isenabled(),
+    }
+    print(json.dumps([random.random(), numpy.random.rand(), torch.rand(()).item()]))
+    print(json.dumps([own, *map(told, (worker, *above[:command + 1]))]))
+"""
+JOB = """
+[job]
+name = "told"
+[script]
+entry = "told.py"
+[nodes]
+nproc_per_node = 1
+"""
+
+
+def test_a_launch_of_forks_is_like_one_of_fresh_interpreters(tmp_path: Path) -> None:
+    """Command, agent, fork server and worker: command lines, variables, open files, signals, sessions, streams and paths.
+
+    Each launch draws random numbers of its own.
+    """
+    drawn, told = [], []
+    for fresh in (True, False, False):
+        with project_at(tmp_path / "project") as project:
+            numbers, facts = _told_by_a_worker(project, fresh=fresh)
+            drawn += numbers
+            told.append(facts)
+    assert len(set(drawn)) == 9
+    expected, found, again = told
+    assert len(expected) == 6  # the worker twice, the fork server and its parent, the agent, the command
+    assert found == expected
+    assert again == expected
+
+
+def _told_by_a_worker(project: Project, *, fresh: bool) -> tuple[list[float], list[dict[str, Any]]]:
+    """Return random numbers of a worker, and what it tells of itself and the processes above it."""
+    project.fresh = fresh
+    project.write("told.py", textwrap.dedent(SCRIPT))
+    project.write("told.toml", JOB)
+    running = project.run("told.toml", "told", job="told")
+    assert isinstance(running.process, Command) is not fresh
+    assert running.end() == 0, running.told()
+    drawn, facts = running.run.rank_log(1, 0, "stdout").read_text().splitlines()
+    shutil.rmtree(project.root)
+    # Ids of processes and launches, and ports, differ from launch to launch.
+    return json.loads(drawn), json.loads(re.sub(r"[0-9a-f]{16}|\d{3,}", "#", facts))

@@ -30,7 +30,7 @@ from elasticflow.cli.main import COMMANDS, call, group
 from elasticflow.errors import EXIT_CODES
 from elasticflow.guide.pages import text_of
 from elasticflow.jobfile.tables.job import Job
-from tests.end_to_end.harness import copy_examples
+from tests.end_to_end.harness import Project, copy_examples
 from tests.fenced_blocks import GUIDE_PAGES, PAGES, ROOT, Block, blocks, commands, parts
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ def test_commands_of_pages_run(pages: list[Path], project: Path) -> None:
         on_this_page = [argv for block in blocks() if block.page == page for argv in typed_in(block)]
         for argv in on_this_page:
             if tuple(argv) not in typed_before:
-                done = run(["-m", "elasticflow", *argv], project)
+                done = Project(project).call(*argv)
                 # Two that differ are an answer, too.
                 good = {0, 1} if argv[0] == "diff" else {0}
                 assert done.returncode in good, f"{page}: {shlex.join(argv)}\n{done.stdout}{done.stderr}"

@@ -11,14 +11,12 @@ import os
 import pickle
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from elasticflow import errors, events
-from elasticflow.errors import ElasticflowError, TrialFailedError
-from elasticflow.launcher.launch import launch
+from elasticflow.errors import TrialFailedError
 from elasticflow.launcher.supervisor.launch_record import Request
 from elasticflow.launcher.supervisor.scale_schedule import ALONE
 from elasticflow.observe.history import RunHistory, state_of
@@ -26,7 +24,6 @@ from elasticflow.protocol import trajectory_record, worker_environment
 from elasticflow.run_folder import RunFolder
 from elasticflow.system import fault_injection
 from elasticflow.system.installation import module_command
-from elasticflow.system.processes import die_with_parent
 from elasticflow.system.records import text_of
 from elasticflow.trials import fault_actions
 from elasticflow.trials.fault_plan import KINDS
@@ -144,7 +141,7 @@ class TrialRun:
             variables[fault_injection.VARIABLE] = fault_actions.fault_variable(plan, self._records)
         with self._log.open("ab") as output:
             self._process = subprocess.Popen(
-                module_command("elasticflow.trials.child", str(os.getpid())),
+                module_command("elasticflow.trials.launch_process", str(os.getpid())),
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
@@ -207,24 +204,3 @@ class TrialRun:
         if self._process is not None and self._process.poll() is None:
             self._process.kill()  # its child processes die with it
             self._process.wait()
-
-
-def main() -> None:
-    """Make one launch of a trial: `python -m elasticflow.trials.child PARENT_PID`, with the request on standard input."""
-    die_with_parent(int(sys.argv[1]))
-    request: Request = pickle.loads(sys.stdin.buffer.read())  # noqa: S301  # of the process that started this one
-    try:
-        code = launch(request, lambda _: None, lambda sentence: _say(f"warning: {sentence}"))
-    except ElasticflowError as error:
-        _say(f"error: {error}")
-        code = error.exit_code
-    os._exit(code)  # see `cli/main.py`
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
-
-
-if __name__ == "__main__":
-    main()

@@ -12,7 +12,8 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from tempfile import TemporaryFile
+from typing import IO, TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -21,13 +22,16 @@ from elasticflow import events
 from elasticflow.run_folder import RunFolder
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
+from tests import command_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from elasticflow.snapshots.format.manifest import Manifest
+    from tests.command_line import Command
 
 ROOT = Path(__file__).resolve().parents[2]
+LONGEST_LINE = 1 << 14  # bytes of a record of metrics
 LIMIT_S = 300  # of one wait: a guard alone, which a busy machine must not reach
 # Inherited by all that this process starts: another one may be testing runs of the same ids on this machine.
 OWNER = "TESTS_PROCESS"
@@ -40,7 +44,7 @@ _PATH = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 class Running:
     """One started command."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | Command
     run: RunFolder
     output: Path
 
@@ -58,13 +62,14 @@ class Running:
     def wait_for(self, what: str, is_so: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
         """Return the first true value of *is_so*; fail when the command ends or time runs out before."""
         deadline = time.monotonic() + limit_s
-        while time.monotonic() < deadline:
+        while (began := time.monotonic()) < deadline:
             value = is_so()
             if value:
                 return value
             if self.process.poll() is not None and not is_so():
                 pytest.fail(f"ended with {self.process.returncode} before {what}:\n{self.told()}")
-            time.sleep(0.01)
+            # What is dear to look at is looked at less often: the run needs the machine.
+            time.sleep(max(0.01, 2 * (time.monotonic() - began)))
         pytest.fail(f"no {what} within {limit_s} s:\n{self.told()}")
 
     def wait_for_step(self, step: int, generation: int = 0) -> int:
@@ -72,9 +77,7 @@ class Running:
 
         def reached() -> int | None:
             steps = [
-                r
-                for r in read_lines(self.run.metrics)[-1:]
-                if r["step"] >= step and r["generation"] > generation
+                r for r in last_line(self.run.metrics) if r["step"] >= step and r["generation"] > generation
             ]
             return int(steps[0]["step"]) if steps else None
 
@@ -175,6 +178,14 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
+def last_line(path: Path) -> list[dict[str, Any]]:
+    """Return the last record of a JSON-lines file, of which there may be many, in a list; an empty one as long as there is none."""
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - LONGEST_LINE))
+        return [json.loads(line) for line in file.read().rpartition(b"\n")[0].splitlines()[-1:]]
+    return []
+
+
 @dataclass
 class Project:
     """A project folder with jobs and examples of its own."""
@@ -182,21 +193,14 @@ class Project:
     root: Path
     started: list[Running] = field(default_factory=list)
     prefix: tuple[str, ...] = ()  # of every command: what runs it on another host
+    # Each command is an interpreter of its own: for what is measured, and what happens while it imports.
+    fresh: bool = "PYTEST_VERSION" not in os.environ
 
     def start(self, *arguments: str, run_id: str, job: str = "mnist", **environment: str) -> Running:
         """Start `elasticflow ARGUMENTS` in the project; output goes to a file."""
         output = self.root / f"output-{len(self.started)}.txt"
         with output.open("w") as stream:
-            process = subprocess.Popen(
-                [*self.prefix, sys.executable, "-m", "elasticflow", *arguments],
-                cwd=self.root,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                text=True,
-                start_new_session=True,
-                env={**os.environ, "PYTHONPATH": _PATH, **environment},
-            )
+            process = self._start(arguments, stream, stream, environment)
         running = Running(process, RunFolder.of(self.root, job, run_id), output)
         self.started.append(running)
         return running
@@ -210,14 +214,31 @@ class Project:
 
     def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run `elasticflow ARGUMENTS` in the project to its end."""
-        return subprocess.run(
+        with TemporaryFile("w+", errors="replace") as stdout, TemporaryFile("w+", errors="replace") as stderr:
+            code = self._start(arguments, stdout, stderr, {}).wait(LIMIT_S)
+            for stream in (stdout, stderr):
+                stream.seek(0)
+            return subprocess.CompletedProcess(list(arguments), code, stdout.read(), stderr.read())
+
+    def _start(
+        self, arguments: Sequence[str], stdout: IO[str], stderr: IO[str], variables: Mapping[str, str]
+    ) -> subprocess.Popen[str] | Command:
+        environment = {**os.environ, "PYTHONPATH": _PATH, **variables}
+        if not self.prefix and not self.fresh:
+            forked = command_line.start(
+                arguments, cwd=self.root, environment=environment, stdout=stdout, stderr=stderr
+            )
+            if forked is not None:
+                return forked
+        return subprocess.Popen(
             [*self.prefix, sys.executable, "-m", "elasticflow", *arguments],
             cwd=self.root,
-            capture_output=True,
+            stdout=stdout,
+            stderr=stderr,
+            stdin=subprocess.DEVNULL,
             text=True,
-            timeout=LIMIT_S,
-            check=False,
-            env={**os.environ, "PYTHONPATH": _PATH},
+            start_new_session=True,
+            env=environment,
         )
 
     def elsewhere(self, root: Path) -> Project:

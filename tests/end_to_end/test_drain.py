@@ -102,6 +102,7 @@ def test_signal_while_the_command_imports_is_an_interruption_too(
     project: Project, number: signal.Signals
 ) -> None:
     """As soon as the command hears signals at all, one of them means 75, not death by the signal."""
+    project.fresh = True
     early = project.run("jobs/mnist.toml", f"earliest-{number}")
     early.wait_for("the first handler", lambda: _catches(early.process.pid, number))
     os.kill(early.process.pid, number)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.system import fault_injection
@@ -127,8 +125,9 @@ def evaluated(running: Running) -> dict[int, dict[str, Any]]:
 
 def told(project: Project, command: str, run_id: str) -> str:
     """Return what a command says about a run."""
-    argv = [sys.executable, "-m", "elasticflow", command, run_id]
-    return subprocess.run(argv, cwd=project.root, capture_output=True, text=True, check=True).stdout
+    asked = project.call(command, run_id)
+    assert asked.returncode == 0, asked.stderr
+    return asked.stdout
 
 
 def test_sets_are_measured_alike_and_end_training_alike(project: Project) -> None:

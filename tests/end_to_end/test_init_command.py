@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ import pexpect
 import pytest
 
 import elasticflow
+from tests.end_to_end.harness import Project
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,15 +97,7 @@ def images(size: list[int]):
 
 
 def _call(folder: Path, *words: str, code: int = 0) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "elasticflow", *words],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = Project(folder).call(*words)
     assert code == done.returncode, done.stdout + done.stderr
     return done.stdout
 

@@ -84,6 +84,7 @@ def test_whoever_is_killed_and_however_a_worker_fails_no_bit_is_lost(
     its frames. A process that a worker left behind and that nothing but a kill ends is gone by then, and named.
     The end is, step by step and bit for bit, that of the undisturbed run.
     """
+    project.fresh = True
     tiny_job.write_standard(project)
     start_s = tiny_reference.start_s
     begins = lambda series: starting.strike(series, "writer", "agent", within_s=start_s)  # noqa: E731

@@ -56,7 +56,11 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize("example", [pytest.param(ONE_EPOCH, id=SHARDED.job), *OTHERS])
+@pytest.mark.parametrize(
+    "example",
+    # tests/runtime/loop/test_own_sharded.py kills and drains such a loop, test_own_loop.py launches of another one.
+    [pytest.param(ONE_EPOCH, marks=pytest.mark.nightly, id=SHARDED.job), *OTHERS],
+)
 def test_a_library_s_loop_is_killed_and_drained_and_ends_with_the_same_bits(
     project: Project, example: Example
 ) -> None:

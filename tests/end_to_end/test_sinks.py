@@ -90,6 +90,7 @@ virtual_shards = 1
 nproc_per_node = 1
 [snapshots]
 every = "5 steps"
+memory = "off"
 [logging]
 sinks = {sinks}
 {tables}

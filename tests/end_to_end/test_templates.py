@@ -22,7 +22,9 @@ ARGUMENTS = {
     "accelerate": ["--epochs=1"],
     "fabric": ["--epochs=1"],
     "transformers": ["--steps=3"],
+    "sharded": ["--epochs=1"],
 }
+SCRIPTS = {**TEMPLATES, "sharded": "own_loop/train_sharded.py"}
 PACKAGES = {"accelerate": "accelerate", "fabric": "lightning_fabric", "transformers": "transformers"}
 
 
@@ -30,14 +32,14 @@ PACKAGES = {"accelerate": "accelerate", "fabric": "lightning_fabric", "transform
     "template",
     [
         pytest.param(name, marks=pytest.mark.nightly if name in ("fabric", "transformers") else ())
-        for name in TEMPLATES
+        for name in SCRIPTS
     ],
 )
 def test_an_example_trains_to_its_end(project: Project, template: str, forked: ForkedPrograms) -> None:
     """By plain python, as its head says."""
     if template in PACKAGES:
         pytest.importorskip(PACKAGES[template])
-    script = project.root / "examples" / TEMPLATES[template]
+    script = project.root / "examples" / SCRIPTS[template]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     program = forked.start(script, *ARGUMENTS[template], environment=environment, cwd=script.parent)
     assert program.wait(LIMIT_S) == 0, program.stderr.read_text()

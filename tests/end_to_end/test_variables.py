@@ -8,13 +8,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 from elasticflow import events
 from elasticflow.launcher.agent import worker_streams
-from tests.end_to_end.harness import ROOT, named, read_lines
+from tests.end_to_end.harness import named, read_lines
 
 if TYPE_CHECKING:
     from tests.end_to_end.harness import Project
@@ -95,18 +93,9 @@ FIRST = "1"
     for generation in (first, first + 1):
         seen = json.loads((project.root / f"seen-{generation}.json").read_text())
         assert seen == [{"HF_HOME": "/somewhere", "SOME_TOKEN": SECRETS[0], "GREETING": SECRETS[1]}, 7]
-    told = [
-        subprocess.run(
-            [sys.executable, "-m", "elasticflow", name, "variables"],
-            cwd=project.root,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            check=False,
-        )
-        for name in COMMANDS
-    ]
+    told = [project.call(name, "variables") for name in COMMANDS]
     texts = [path.read_bytes() for path in running.run.path.rglob("*") if path.is_file()]
-    texts += [running.told().encode(), *(each.stdout + each.stderr for each in told)]
+    texts += [text.encode() for text in (running.told(), *(each.stdout + each.stderr for each in told))]
     forms = [form.encode() for text in SECRETS for form in (text, json.dumps(text)[1:-1])]
     assert [] == [form for form in forms for text in texts if form in text]
     assert not any(b"not known to anybody" in text for text in texts)

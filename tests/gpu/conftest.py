@@ -28,4 +28,5 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 def project(tmp_path: Path) -> Iterator[Project]:
     """Yield a project with the example job; afterwards nothing of its launches is alive."""
     with project_at(tmp_path) as made:
+        made.fresh = True  # a start may touch the driver
         yield made

@@ -102,7 +102,7 @@ def test_the_same_degree_has_the_same_bits(groups: Callable[..., Group]) -> None
     assert "no other worker holds" in told["reason"]
 
 
-@pytest.mark.parametrize("kind", ["dict", "object"])
+@pytest.mark.parametrize("kind", ["dict", pytest.param("object", marks=pytest.mark.nightly)])
 def test_an_average_of_the_loops_own_goes_through_other_degrees(
     groups: Callable[..., Group], kind: str
 ) -> None:

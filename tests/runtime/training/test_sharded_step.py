@@ -95,24 +95,25 @@ def test_outputs_are_let_go_before_the_backward(alone: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "layouts"),
     [
-        ("--clip", ((2, 2), (4, 2), (3, 3), (6, 3), (4, 4), (2, 1))),
+        ("--clip", ((2, 2), (4, 2), (3, 3), (2, 1))),
+        pytest.param("--clip", ((6, 3), (4, 4)), marks=pytest.mark.nightly),
         (
             "--precision bf16 --count --norms --virtual-shards 7 --size 24 --samples 100",
             ((4, 2), (3, 3)),
         ),
     ],
-    ids=["clipped", "bf16, sums, BatchNorm"],
+    ids=["clipped", "clipped, many ranks", "bf16, sums, BatchNorm"],
 )
 def test_one_trajectory_at_every_degree(
     groups: Callable[..., Group], options: str, layouts: tuple[tuple[int, int], ...]
 ) -> None:
     """Dropout, tied weights, noise in the data, a short batch that leaves ranks without samples."""
-    whole = groups("whole", PROGRAM)
+    whole, options = groups("whole", PROGRAM), f"{options} --epochs 1"
     # Without `shard` a norm is torch's own.
     first = () if "--clip" not in options else ("--shard", "1")
     assert [0] == whole.run(1, *first, *options.split()).codes
     expected = came_to(whole)
-    assert len(expected[1]) == 10
+    assert len(expected[1]) == 5
     for world, degree in layouts:
         group = groups(f"w{world}s{degree}", PROGRAM)
         assert [0] * world == group.run(world, "--shard", str(degree), *options.split()).codes
@@ -125,7 +126,8 @@ def test_one_trajectory_at_every_degree(
 @pytest.mark.parametrize(
     ("option", "layouts"),
     [
-        ("--checkpointed", ((2, 2), (4, 2), (3, 3))),
+        ("--checkpointed", ((4, 2),)),
+        pytest.param("--checkpointed", ((2, 2), (3, 3)), marks=pytest.mark.nightly),
         pytest.param("--compiled", ((2, 2),), marks=pytest.mark.nightly),  # a compiler takes its time
     ],
 )
