@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _CHOICES = (ast.If, ast.IfExp, ast.Try, ast.Match)
 _OURS = {"kept", "position", "end", "number"}
+_CLOCKS = {"time.time", "time.perf_counter", "time.monotonic"}
 _LOOPS = {"epochs", "steps", "batches"}
 _FILLS = {"copy_", "fill_", "normal_", "uniform_", "zero_"}
 _UPDATES = {"add_", "clamp_", "div_", "lerp_", "mul_", "sub_"}
@@ -41,7 +42,7 @@ def carried_in(frame: FrameType, line: int) -> Iterator[tuple[str, Any]]:
 
 
 def counted_in(frame: FrameType, line: int) -> Iterator[tuple[str, int | float]]:
-    """Yield the numbers that the loops around *line* carry, and that a gradient, a rate, an index or a model depends on.
+    """Yield the numbers that the loops around *line* carry, and that a gradient, a rate, an index, a model or a file depends on.
 
     Those that are only printed are not among them.
     """
@@ -52,6 +53,19 @@ def counted_in(frame: FrameType, line: int) -> Iterator[tuple[str, int | float]]
             value = value.item()
         if isinstance(value, int | float) and (model is None or isinstance(variables.get(model), nn.Module)):
             yield name, value
+
+
+def deciders_in(frame: FrameType, line: int) -> Iterator[tuple[str, Any]]:
+    """Yield objects and attributes that a step, the end or a file of the loops around *line* depends on, by path: `self.stopper`."""
+    file, variables = frame.f_code.co_filename, {**frame.f_globals, **frame.f_locals}
+    made = made_in_each_pass(frame, line)
+    for path in sorted(set().union(*map(_learned_from, loops_around(file, line)))):
+        first, *attributes = path.split(".")
+        value = None if first in made else variables.get(first)
+        for attribute in attributes:
+            value = getattr(value, "__dict__", {}).get(attribute)
+        if value is not None:
+            yield path, value
 
 
 def made_in_each_pass(frame: FrameType, line: int) -> frozenset[str]:
@@ -145,9 +159,9 @@ def _numbers_used(file: str, line: int) -> tuple[tuple[str, str | None], ...]:
 
 @cache
 def _learned_from(loop: ast.For | ast.While) -> frozenset[str]:
-    """Return the names that gradients and learning rates in *loop* are computed from, and those that decide about a step or the end."""
+    """Return the names that gradients and rates in *loop* are computed from, and those that decide about a step, a file or the end."""
     nodes = list(ast.walk(loop))
-    found: set[str] = set()
+    found: set[str] = _read_in(loop.test) if isinstance(loop, ast.While) else set()
     for node in nodes:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             if node.func.attr == "backward":
@@ -160,6 +174,10 @@ def _learned_from(loop: ast.For | ast.While) -> frozenset[str]:
         elif isinstance(node, ast.If) and any(map(_learns, (*node.body, *node.orelse))):
             found |= _read_in(node.test)
     bound = [each for node in nodes for each in _bound_in(node)]
+    # A best loss decides about the patience.
+    bound += [
+        (each, node.test) for node in nodes if isinstance(node, ast.If) for each in node.body + node.orelse
+    ]
     grows = True
     while grows:
         before = len(found)
@@ -167,7 +185,15 @@ def _learned_from(loop: ast.For | ast.While) -> frozenset[str]:
             if found & _names_in(target, ast.Store):
                 found |= _read_in(value)
         grows = len(found) > before
-    return frozenset(found)
+    return frozenset(
+        found
+        - {
+            name
+            for target, value in bound
+            if _read_in(value) & _CLOCKS
+            for name in _names_in(target, ast.Store)
+        }
+    )
 
 
 def _bound_in(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
@@ -187,7 +213,14 @@ def _bound_in(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
 
 
 def _read_in(node: ast.AST) -> set[str]:
-    return _names_in(node, ast.Load)
+    """Return the variables that *node* reads, and paths of attributes."""
+    return _names_in(node, ast.Load) | {
+        ast.unparse(each) for each in ast.walk(node) if isinstance(each, ast.Attribute) and _is_path(each)
+    }
+
+
+def _is_path(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and _is_path(node.value))
 
 
 def _names_in(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
@@ -206,10 +239,17 @@ def _is_rate(target: ast.AST) -> bool:
 
 
 def _learns(node: ast.AST) -> bool:
-    """Return True if a gradient is made in *node*, an optimizer or a schedule steps, or the loop ends."""
+    """Return True if a gradient is made in *node*, a rate is set, an optimizer or a schedule steps, a file is saved, or the loop ends."""
     called = (each.func for each in ast.walk(node) if isinstance(each, ast.Call))
-    return isinstance(node, ast.Break) or any(
-        isinstance(each, ast.Attribute) and each.attr in {"backward", "step", "stop"} for each in called
+    sets = (each for each in ast.walk(node) if isinstance(getattr(each, "ctx", None), ast.Store))
+    return (
+        isinstance(node, ast.Break)
+        or any(map(_is_rate, sets))
+        or any(
+            "save" in name or (name in {"backward", "step", "stop"} and isinstance(each, ast.Attribute))
+            for each in called
+            for name in [getattr(each, "attr", None) or getattr(each, "id", "")]
+        )
     )
 
 
