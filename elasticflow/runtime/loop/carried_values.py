@@ -7,6 +7,7 @@ reads before it assigns them.
 from __future__ import annotations
 
 import ast
+import math
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -55,17 +56,19 @@ def counted_in(frame: FrameType, line: int) -> Iterator[tuple[str, int | float]]
             yield name, value
 
 
-def deciders_in(frame: FrameType, line: int) -> Iterator[tuple[str, Any]]:
-    """Yield objects and attributes that a step, the end or a file of the loops around *line* depends on, by path: `self.stopper`."""
-    file, variables = frame.f_code.co_filename, {**frame.f_globals, **frame.f_locals}
-    made = made_in_each_pass(frame, line)
-    for path in sorted(set().union(*map(_learned_from, loops_around(file, line)))):
+def deciders_in(frame: FrameType, line: int) -> Iterator[tuple[str, Any, Any]]:
+    """Yield what a step, the end or a file of the loops around *line* depends on, by path, `self.stopper`, with the object that has it."""
+    loops = loops_around(frame.f_code.co_filename, line)
+    variables = {**frame.f_globals, **frame.f_locals}
+    # A loop that assigns first what it reads carries nothing.
+    carried = {name for loop in loops for name, is_read in _uses_in(loop)[1].items() if is_read}
+    for path in sorted(set().union(*map(_learned_from, loops))):
         first, *attributes = path.split(".")
-        value = None if first in made else variables.get(first)
+        value, owner = variables.get(first) if first in carried else None, None
         for attribute in attributes:
-            value = getattr(value, "__dict__", {}).get(attribute)
+            value, owner = getattr(value, "__dict__", {}).get(attribute), value
         if value is not None:
-            yield path, value
+            yield path, value, owner
 
 
 def made_in_each_pass(frame: FrameType, line: int) -> frozenset[str]:
@@ -126,6 +129,7 @@ def _names(file: str, line: int) -> tuple[str, ...]:
     return tuple(names)
 
 
+@cache
 def _uses_in(loop: ast.For | ast.While) -> tuple[list[tuple[str, bool]], dict[str, bool]]:
     """Return each use of a name in a pass of *loop*, as `_uses`, and the first use of each name."""
     uses = [use for part in _parts_of(loop) for use in _uses(part)]
@@ -185,15 +189,16 @@ def _learned_from(loop: ast.For | ast.While) -> frozenset[str]:
             if found & _names_in(target, ast.Store):
                 found |= _read_in(value)
         grows = len(found) > before
-    return frozenset(
-        found
-        - {
-            name
-            for target, value in bound
-            if _read_in(value) & _CLOCKS
-            for name in _names_in(target, ast.Store)
-        }
-    )
+    timed = [target for target, value in bound if _read_in(value) & _CLOCKS]
+    lines = {ast.unparse(each): each.lineno for each in reversed(nodes) if _is_last(each)}
+    appended = {
+        f"{ast.unparse(each.value)}[-1]": each.lineno
+        for each in nodes
+        if isinstance(each, ast.Attribute) and each.attr == "append"
+    }
+    # The last item of a list is not from an earlier pass if this one has appended it.
+    found |= {each[:-4] for each in found & lines.keys() if appended.get(each, math.inf) > lines[each]}
+    return frozenset(found.difference(*(_names_in(target, ast.Store) for target in timed)))
 
 
 def _bound_in(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
@@ -213,13 +218,22 @@ def _bound_in(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
 
 
 def _read_in(node: ast.AST) -> set[str]:
-    """Return the variables that *node* reads, and paths of attributes."""
-    return _names_in(node, ast.Load) | {
-        ast.unparse(each) for each in ast.walk(node) if isinstance(each, ast.Attribute) and _is_path(each)
+    """Return the variables that *node* reads, and paths of attributes; with [-1] those of which it reads the last item."""
+    lasts = [each for each in ast.walk(node) if _is_last(each)]
+    whole = {id(inner) for each in lasts for inner in ast.walk(each.value)}
+    return {ast.unparse(each) for each in lasts} | {
+        ast.unparse(each)
+        for each in ast.walk(node)
+        if _is_path(each) and isinstance(each.ctx, ast.Load) and id(each) not in whole
     }
 
 
-def _is_path(node: ast.AST) -> bool:
+def _is_last(node: ast.AST) -> TypeGuard[ast.Subscript]:
+    """Return True for `losses[-1]`."""
+    return isinstance(node, ast.Subscript) and _is_path(node.value) and ast.unparse(node.slice) == "-1"
+
+
+def _is_path(node: ast.AST) -> TypeGuard[ast.Name | ast.Attribute]:
     return isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and _is_path(node.value))
 
 

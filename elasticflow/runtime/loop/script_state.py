@@ -296,10 +296,11 @@ class ScriptState:
                     self._tell_once(name, name, CARRIED)
             for name, number in carried_values.counted_in(frame, line):
                 self._tell_of_counter(name, number)
-            for path, value in carried_values.deciders_in(frame, line):
+            for path, value, owner in carried_values.deciders_in(frame, line):
                 own = own or {id(each) for each in _kept(self._state)} | _tensors_of(self._state)
-                if id(value) not in own:
-                    self._tell_of_decider(path, value)
+                for inner, each in _setters_of(path, owner) if isinstance(value, bool) else [(path, value)]:
+                    if id(each) not in own:
+                        self._tell_of_decider(inner, each)
 
     def _tell_of_counter(self, path: str, value: float) -> None:
         if self._has_moved(path, value) and dict(self._values).get(path.rpartition(".")[2]) != value:
@@ -336,6 +337,17 @@ class ScriptState:
                     f"{name} is {now!r} in the script, and run.kept[{name!r}] is {held!r}, as it was: a restart would lose it",
                     f"run.kept[{name!r}] = {name} where it changes, and {name} = run.kept[{name!r}] after run.keep",
                 )
+
+
+def _setters_of(path: str, owner: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the objects inside *owner* whose methods set its flag at *path*: a callback that ends training."""
+    place, _, flag = path.rpartition(".")
+    for inner, value, _ in reachable.objects(
+        {place: owner}, lambda value, depth: depth <= _DEEPEST and _is_followed(value)
+    ):
+        methods = [each for each in vars(type(value)).values() if isinstance(each, FunctionType)]
+        if value is not owner and any(flag in each.__code__.co_names for each in methods):
+            yield inner, value
 
 
 def _is_left(optimizer: Optimizer) -> bool:

@@ -625,16 +625,18 @@ def test_an_object_or_a_record_by_which_the_loop_ends_is_told(me: Any) -> None:
     script = Script(me)
     stopping, ours, meter, kept = (EarlyStopping(9) for _ in range(4))
     trainer = SimpleNamespace(model=script.model, stopping=ours, losses=[])
-    losses, shown, best = [9.0], [9.0], {"loss": 9.0}
+    losses, shown, latest, best = [9.0], [9.0], [9.0], {"loss": 9.0}
     script.keep(best=best)
     for number in range(3):
+        measured = [number, number]
+        latest.append(number)
         stopping(-number)
         trainer.stopping(-number)
         trainer.losses.append(number)
         meter(-number)
         if stopping.early_stop or trainer.stopping.early_stop:
             break
-        if number > max(losses[-3:]) + 9 or number > min(best.values()):
+        if number > max(losses[-3:]) + 9 or number > min(best.values()) + measured[0] + latest[-1]:
             script.optimizer.param_groups[0]["lr"] = 0.1
         losses.append(number)
         shown.append(number)
@@ -642,6 +644,33 @@ def test_an_object_or_a_record_by_which_the_loop_ends_is_told(me: Any) -> None:
         print(meter.best_score, shown[-1], kept.best_score)
         script.step()
     assert script.told == {"stopping": DECIDER, "trainer.stopping": DECIDER, "losses": RECORD}
+
+
+class Stopper:
+    """Callback that ends training, as those of TabNet."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer, self.wait = trainer, 0
+
+    def on_epoch_end(self) -> None:
+        """Count an epoch."""
+        self.wait += 1
+        self.trainer.is_over = self.wait > 9
+
+
+def test_a_callback_that_ends_training_is_told(me: Any) -> None:
+    """By its place in the trainer; not a callback that only counts."""
+    script = Script(me)
+    trainer = SimpleNamespace(model=script.model, is_over=False, callbacks=[EarlyStopping(9)])
+    trainer.callbacks.append(Stopper(trainer))
+    script.keep()
+    for number in range(3):
+        trainer.callbacks[0](number)
+        trainer.callbacks[1].on_epoch_end()
+        if trainer.is_over:
+            break
+        script.step()
+    assert script.told == {"trainer.callbacks[1]": DECIDER}
 
 
 def test_a_number_by_which_the_script_saves_a_file_is_told(me: Any) -> None:
