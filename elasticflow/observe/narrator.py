@@ -252,9 +252,10 @@ class RunNarrator:
         if self._history.script is None or line is None:
             return line
         name, kind = str(record.get("name")), str(record.get("type"))
-        # A message of the kept model, or of a dataset.
+        # A dataset; the kept model, which `validate --deep-step` would try in a job's own loop.
         if "help" not in record:
-            return line
+            changes = f'{name} changes with the steps, and no snapshot holds it: snapshots.ignore = ["{name}"] says that no step depends on it'
+            return line if name == "dataset" else replace(line, text=changes)
         return replace(line, text=f"no snapshot holds {name}, a {kind}: {record.get('help')}")
 
     def _training_started(self, record: Record) -> Line:

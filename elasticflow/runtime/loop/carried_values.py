@@ -7,6 +7,7 @@ reads before it assigns them.
 from __future__ import annotations
 
 import ast
+import math
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _CHOICES = (ast.If, ast.IfExp, ast.Try, ast.Match)
 _OURS = {"kept", "position", "end", "number"}
+_CLOCKS = {"time.time", "time.perf_counter", "time.monotonic"}
 _LOOPS = {"epochs", "steps", "batches"}
 _FILLS = {"copy_", "fill_", "normal_", "uniform_", "zero_"}
 _UPDATES = {"add_", "clamp_", "div_", "lerp_", "mul_", "sub_"}
@@ -41,7 +43,7 @@ def carried_in(frame: FrameType, line: int) -> Iterator[tuple[str, Any]]:
 
 
 def counted_in(frame: FrameType, line: int) -> Iterator[tuple[str, int | float]]:
-    """Yield the numbers that the loops around *line* carry, and that a gradient, a rate, an index or a model depends on.
+    """Yield the numbers that the loops around *line* carry, and that a gradient, a rate, an index, a model or a file depends on.
 
     Those that are only printed are not among them.
     """
@@ -52,6 +54,21 @@ def counted_in(frame: FrameType, line: int) -> Iterator[tuple[str, int | float]]
             value = value.item()
         if isinstance(value, int | float) and (model is None or isinstance(variables.get(model), nn.Module)):
             yield name, value
+
+
+def deciders_in(frame: FrameType, line: int) -> Iterator[tuple[str, Any, Any]]:
+    """Yield what a step, the end or a file of the loops around *line* depends on, by path, `self.stopper`, with the object that has it."""
+    loops = loops_around(frame.f_code.co_filename, line)
+    variables = {**frame.f_globals, **frame.f_locals}
+    # A loop that assigns first what it reads carries nothing.
+    carried = {name for loop in loops for name, is_read in _uses_in(loop)[1].items() if is_read}
+    for path in sorted(set().union(*map(_learned_from, loops))):
+        first, *attributes = path.split(".")
+        value, owner = variables.get(first) if first in carried else None, None
+        for attribute in attributes:
+            value, owner = getattr(value, "__dict__", {}).get(attribute), value
+        if value is not None:
+            yield path, value, owner
 
 
 def made_in_each_pass(frame: FrameType, line: int) -> frozenset[str]:
@@ -112,6 +129,7 @@ def _names(file: str, line: int) -> tuple[str, ...]:
     return tuple(names)
 
 
+@cache
 def _uses_in(loop: ast.For | ast.While) -> tuple[list[tuple[str, bool]], dict[str, bool]]:
     """Return each use of a name in a pass of *loop*, as `_uses`, and the first use of each name."""
     uses = [use for part in _parts_of(loop) for use in _uses(part)]
@@ -145,9 +163,9 @@ def _numbers_used(file: str, line: int) -> tuple[tuple[str, str | None], ...]:
 
 @cache
 def _learned_from(loop: ast.For | ast.While) -> frozenset[str]:
-    """Return the names that gradients and learning rates in *loop* are computed from, and those that decide about a step or the end."""
+    """Return the names that gradients and rates in *loop* are computed from, and those that decide about a step, a file or the end."""
     nodes = list(ast.walk(loop))
-    found: set[str] = set()
+    found: set[str] = _read_in(loop.test) if isinstance(loop, ast.While) else set()
     for node in nodes:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             if node.func.attr == "backward":
@@ -160,6 +178,10 @@ def _learned_from(loop: ast.For | ast.While) -> frozenset[str]:
         elif isinstance(node, ast.If) and any(map(_learns, (*node.body, *node.orelse))):
             found |= _read_in(node.test)
     bound = [each for node in nodes for each in _bound_in(node)]
+    # A best loss decides about the patience.
+    bound += [
+        (each, node.test) for node in nodes if isinstance(node, ast.If) for each in node.body + node.orelse
+    ]
     grows = True
     while grows:
         before = len(found)
@@ -167,7 +189,16 @@ def _learned_from(loop: ast.For | ast.While) -> frozenset[str]:
             if found & _names_in(target, ast.Store):
                 found |= _read_in(value)
         grows = len(found) > before
-    return frozenset(found)
+    timed = [target for target, value in bound if _read_in(value) & _CLOCKS]
+    lines = {ast.unparse(each): each.lineno for each in reversed(nodes) if _is_last(each)}
+    appended = {
+        f"{ast.unparse(each.value)}[-1]": each.lineno
+        for each in nodes
+        if isinstance(each, ast.Attribute) and each.attr == "append"
+    }
+    # The last item of a list is not from an earlier pass if this one has appended it.
+    found |= {each[:-4] for each in found & lines.keys() if appended.get(each, math.inf) > lines[each]}
+    return frozenset(found.difference(*(_names_in(target, ast.Store) for target in timed)))
 
 
 def _bound_in(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
@@ -187,7 +218,23 @@ def _bound_in(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
 
 
 def _read_in(node: ast.AST) -> set[str]:
-    return _names_in(node, ast.Load)
+    """Return the variables that *node* reads, and paths of attributes; with [-1] those of which it reads the last item."""
+    lasts = [each for each in ast.walk(node) if _is_last(each)]
+    whole = {id(inner) for each in lasts for inner in ast.walk(each.value)}
+    return {ast.unparse(each) for each in lasts} | {
+        ast.unparse(each)
+        for each in ast.walk(node)
+        if _is_path(each) and isinstance(each.ctx, ast.Load) and id(each) not in whole
+    }
+
+
+def _is_last(node: ast.AST) -> TypeGuard[ast.Subscript]:
+    """Return True for `losses[-1]`."""
+    return isinstance(node, ast.Subscript) and _is_path(node.value) and ast.unparse(node.slice) == "-1"
+
+
+def _is_path(node: ast.AST) -> TypeGuard[ast.Name | ast.Attribute]:
+    return isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and _is_path(node.value))
 
 
 def _names_in(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
@@ -206,10 +253,17 @@ def _is_rate(target: ast.AST) -> bool:
 
 
 def _learns(node: ast.AST) -> bool:
-    """Return True if a gradient is made in *node*, an optimizer or a schedule steps, or the loop ends."""
+    """Return True if a gradient is made in *node*, a rate is set, an optimizer or a schedule steps, a file is saved, or the loop ends."""
     called = (each.func for each in ast.walk(node) if isinstance(each, ast.Call))
-    return isinstance(node, ast.Break) or any(
-        isinstance(each, ast.Attribute) and each.attr in {"backward", "step", "stop"} for each in called
+    sets = (each for each in ast.walk(node) if isinstance(getattr(each, "ctx", None), ast.Store))
+    return (
+        isinstance(node, ast.Break)
+        or any(map(_is_rate, sets))
+        or any(
+            "save" in name or (name in {"backward", "step", "stop"} and isinstance(each, ast.Attribute))
+            for each in called
+            for name in [getattr(each, "attr", None) or getattr(each, "id", "")]
+        )
     )
 
 

@@ -103,7 +103,7 @@ class ScriptChecks:
 
     def _tell_of_left_out(self, name: str, kind: str) -> None:
         if self._worker.rank == 0:
-            remedy = f"{_remedy_for(name, kind)} if a step depends on it"
+            remedy = f"{_remedy_for(name, kind)} if a step, or a file of the script, depends on it"
             self._worker.event(events.STATE_LEFT_OUT, name=name, type=kind, help=remedy)
             self.tell(f"no snapshot holds {name}, a {kind}: {remedy}")
 
@@ -114,6 +114,8 @@ def _remedy_for(name: str, kind: str) -> str:
     match kind:
         case script_state.COUNTER:
             return f"{argument}, and set it from run.kept, or keep its object, with a state_dict and a load_state_dict,"
+        case script_state.DECIDER:
+            return f"{argument}, with a state_dict and a load_state_dict,"
         case script_state.POOL | script_state.BUFFER:
             return (
                 f"{argument}, a list or dict, or its object with a state_dict (arrays by torch.from_numpy),"

@@ -37,13 +37,15 @@ if TYPE_CHECKING:
 
 _METHODS = ("state_dict", "load_state_dict")
 _DEEPEST = 2
-_MOST_ITEMS = 1000
+_MOST_ITEMS, _MOST_ENDS = 1000, 9
 """Items of a container; a longer one is data."""
 _MOST_NUMBERS = 100_000
 """Numbers of an array that are compared."""
 _OURS = "elasticflow."
 _SIMPLE = (bool, int, float, str)
 COUNTER = "number that changes with the steps"
+DECIDER = "holder of numbers that change with the steps"
+RECORD = "record that changes with the steps"
 CARRIED = "value that one pass leaves to the next"
 POOL = "collection of tensors that changes with the steps"
 BUFFER = "buffer that takes samples in with the steps"
@@ -294,10 +296,37 @@ class ScriptState:
                     self._tell_once(name, name, CARRIED)
             for name, number in carried_values.counted_in(frame, line):
                 self._tell_of_counter(name, number)
+            for path, value, owner in carried_values.deciders_in(frame, line):
+                own = own or {id(each) for each in _kept(self._state)} | _tensors_of(self._state)
+                for inner, each in _setters_of(path, owner) if isinstance(value, bool) else [(path, value)]:
+                    if id(each) not in own:
+                        self._tell_of_decider(inner, each)
 
     def _tell_of_counter(self, path: str, value: float) -> None:
         if self._has_moved(path, value) and dict(self._values).get(path.rpartition(".")[2]) != value:
             self._tell_once(path, path, COUNTER)
+
+    def _tell_of_decider(self, path: str, value: Any) -> None:
+        """Tell of an attribute, a list or dict, or an object without a model, such as an early stopping, once its numbers change."""
+        if isinstance(value, int | float):
+            # `counted_in` has plain variables.
+            if "." in path and path.rpartition(".")[2] not in carried_values.set_by_the_run(
+                self._code.co_filename
+            ):
+                self._tell_of_counter(path, value)
+            return
+        if isinstance(value, list | tuple | deque | Mapping):
+            kind, held = RECORD, list(value.values() if isinstance(value, Mapping) else value)
+            held = [len(held), *held[:_MOST_ENDS], *held[-_MOST_ENDS:]]
+            if not all(isinstance(each, (*_SIMPLE, np.number)) for each in held):
+                return
+        else:
+            kind, held = DECIDER, _attributes_of(value)
+            if any(isinstance(each, nn.Module | Optimizer) for each in held):
+                return
+            held = [each for each in held if each is None or isinstance(each, (*_SIMPLE, np.number))]
+        if held and self._has_moved(path, hash(repr(held))):
+            self._tell_once(path, path, kind)
 
     def _compare_values(self, variables: Mapping[str, Any]) -> None:
         for name, first in self._passed.items():
@@ -308,6 +337,17 @@ class ScriptState:
                     f"{name} is {now!r} in the script, and run.kept[{name!r}] is {held!r}, as it was: a restart would lose it",
                     f"run.kept[{name!r}] = {name} where it changes, and {name} = run.kept[{name!r}] after run.keep",
                 )
+
+
+def _setters_of(path: str, owner: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the objects inside *owner* whose methods set its flag at *path*: a callback that ends training."""
+    place, _, flag = path.rpartition(".")
+    for inner, value, _ in reachable.objects(
+        {place: owner}, lambda value, depth: depth <= _DEEPEST and _is_followed(value)
+    ):
+        methods = [each for each in vars(type(value)).values() if isinstance(each, FunctionType)]
+        if value is not owner and any(flag in each.__code__.co_names for each in methods):
+            yield inner, value
 
 
 def _is_left(optimizer: Optimizer) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import io
 import random
 import sys
+import time
 from collections import deque
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -23,8 +25,10 @@ from elasticflow.runtime.loop.script_state import (
     BUFFER,
     CARRIED,
     COUNTER,
+    DECIDER,
     POOL,
     READER,
+    RECORD,
     ScriptState,
     argument_for,
 )
@@ -572,14 +576,14 @@ def test_a_number_that_a_gradient_or_a_rate_depends_on_is_told(me: Any) -> None:
             script.optimizer.step()
         total += loss.item()
         if shown % 2 == 0:
-            print(total)
+            print(total, script.optimizer.param_groups[0]["lr"])
         annealed, rate_step, turn, shown = annealed + 1, rate_step + 1, turn + 1, shown + 1
         script.step()
     assert script.told == dict.fromkeys(("annealed", "length", "rate_step", "turn"), COUNTER)
 
 
 def test_a_number_by_which_a_schedule_steps_or_the_loop_ends_is_told(me: Any) -> None:
-    """A mean loss for ReduceLROnPlateau, the patience of an early end; not a best that only the script's own file is written by."""
+    """A mean loss for ReduceLROnPlateau, the patience of an early end and the best that decides about it; not a best that is only shown."""
     script = Script(me)
     schedule = lr_scheduler.ReduceLROnPlateau(script.optimizer)
     total, bad, best, shown = 0.0, 0, 0.0, 9.0
@@ -597,7 +601,97 @@ def test_a_number_by_which_a_schedule_steps_or_the_loop_ends_is_told(me: Any) ->
         if mean < shown:
             shown = mean - 1
         script.step()
-    assert script.told == dict.fromkeys(("total", "bad"), COUNTER)
+    assert script.told == dict.fromkeys(("total", "bad", "best"), COUNTER)
+
+
+class EarlyStopping:
+    """Counts the losses in a row that are no better than the best, as many scripts do."""
+
+    def __init__(self, patience: int) -> None:
+        self.patience, self.counter, self.early_stop = patience, 0, False
+        self.best_score: float | None = None
+
+    def __call__(self, loss: float) -> None:
+        """Compare a loss with the best."""
+        if self.best_score is None or -loss > self.best_score:
+            self.best_score, self.counter = -loss, 0
+        else:
+            self.counter += 1
+            self.early_stop = self.counter >= self.patience
+
+
+def test_an_object_or_a_record_by_which_the_loop_ends_is_told(me: Any) -> None:
+    """An early stopping, a trainer's too, and losses that a rate follows; not a meter, a record to be printed, or what is kept."""
+    script = Script(me)
+    stopping, ours, meter, kept = (EarlyStopping(9) for _ in range(4))
+    trainer = SimpleNamespace(model=script.model, stopping=ours, losses=[])
+    losses, shown, latest, best = [9.0], [9.0], [9.0], {"loss": 9.0}
+    script.keep(best=best)
+    for number in range(3):
+        measured = [number, number]
+        latest.append(number)
+        stopping(-number)
+        trainer.stopping(-number)
+        trainer.losses.append(number)
+        meter(-number)
+        if stopping.early_stop or trainer.stopping.early_stop:
+            break
+        if number > max(losses[-3:]) + 9 or number > min(best.values()) + measured[0] + latest[-1]:
+            script.optimizer.param_groups[0]["lr"] = 0.1
+        losses.append(number)
+        shown.append(number)
+        best["loss"] = 9.0 + number
+        print(meter.best_score, shown[-1], kept.best_score)
+        script.step()
+    assert script.told == {"stopping": DECIDER, "trainer.stopping": DECIDER, "losses": RECORD}
+
+
+class Stopper:
+    """Callback that ends training, as those of TabNet."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer, self.wait = trainer, 0
+
+    def on_epoch_end(self) -> None:
+        """Count an epoch."""
+        self.wait += 1
+        self.trainer.is_over = self.wait > 9
+
+
+def test_a_callback_that_ends_training_is_told(me: Any) -> None:
+    """By its place in the trainer; not a callback that only counts."""
+    script = Script(me)
+    trainer = SimpleNamespace(model=script.model, is_over=False, callbacks=[EarlyStopping(9)])
+    trainer.callbacks.append(Stopper(trainer))
+    script.keep()
+    for number in range(3):
+        trainer.callbacks[0](number)
+        trainer.callbacks[1].on_epoch_end()
+        if trainer.is_over:
+            break
+        script.step()
+    assert script.told == {"trainer.callbacks[1]": DECIDER}
+
+
+def test_a_number_by_which_the_script_saves_a_file_is_told(me: Any) -> None:
+    """The best loss, a count of the trainer's; not the time of the last file, and not the epoch."""
+    script, saved, run = Script(me), [], SimpleNamespace(epochs=range)
+    trainer = SimpleNamespace(model=script.model, best=9.0, save=saved.append)
+    best, since = 9.0, time.time()
+    script.keep()
+    for epoch in run.epochs(3):
+        loss = 3.0 - epoch
+        if loss < best:
+            best = loss
+            torch.save(script.model.state_dict(), io.BytesIO())
+        if loss < trainer.best:
+            trainer.best = loss
+            trainer.save(loss)
+        if time.time() - since > 600 or epoch % 2 == 0:
+            since = time.time()
+            saved.append(epoch)
+        script.step()
+    assert script.told == {"best": COUNTER, "trainer.best": COUNTER}
 
 
 def test_a_number_of_the_run_in_a_trainer_is_not_told(me: Any) -> None:
