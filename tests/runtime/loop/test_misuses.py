@@ -175,6 +175,14 @@ MODELS = [
         ranks=2,
     ),
     refused(
+        "an option of DistributedDataParallel that is misspelt, on one rank",
+        "run.wrap has no option find_unused",
+        """
+        run = ef.join(seed=7, threads=1)
+        run.wrap(Counter(), find_unused=True)
+        """,
+    ),
+    refused(
         "a sharded model that is wrapped as well",
         "seen is a DTensor",
         """

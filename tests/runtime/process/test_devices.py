@@ -154,7 +154,7 @@ def test_a_type_that_is_not_there_is_refused(
     """`nodes.device = "cuda"` never trains on a CPU."""
     machine.count = count
     with pytest.raises(
-        DeviceError, match=f'node n7: nodes.device is "{wanted}", and torch sees no such device'
+        DeviceError, match=f'node n7: nodes.device .without a job file, ELASTICFLOW_DEVICE. is "{wanted}", and torch sees no such device'
     ):
         devices.choose_device(_identity(tmp_path), wanted)
 
