@@ -123,6 +123,15 @@ class Worker:
         """Have all ranks end training before the next step, as finished; for entry points that a user has edited."""
         stopping.request_stop(self.vote, StopTraining(reason))
 
+    def own_reason_to_stop(self) -> str | None:
+        """Return why the job's own code ends training before the next step, as far as this rank knows; None: it does not.
+
+        A rule of the job file is left out: the file may change, and an evaluation decides again.
+        """
+        if self.stopped is not None:
+            return None if self.stopped.by_rank is None else self.stopped.reason
+        return None if self.vote.stop_is_by_rule else self.vote.stop_wanted or None
+
     def agree_to_stop(self) -> None:
         """Set `stopped` if any rank requested to take no further step. Collective: every rank."""
         self.stopped = stopping.decide(self.gather_text(stopping.ballot(self.vote)))

@@ -55,12 +55,11 @@ def classify(error: BaseException) -> str:
         return "storage"
     if _is_out_of_memory(error):
         return "oom"
-    if _is_out_of_files(error):
-        return "user_error"  # The next process has the same limit.
+    # The next process has the same limit of files.
+    if _is_out_of_files(error) or any(mark in _own_words(error) for mark in COLLECTIVE_MISMATCH):
+        return "user_error"
     if isinstance(error, OSError) and _is_of_snapshots(error):
         return "storage"
-    if any(mark in _own_words(error) for mark in COLLECTIVE_MISMATCH):
-        return "user_error"
     if (
         isinstance(error, RuntimeError)
         and (of_device := class_of_device_error(_own_words(error))) is not None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import builtins
+import json
 import sys
 from typing import TYPE_CHECKING, Any
 from unittest import mock

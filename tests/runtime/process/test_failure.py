@@ -35,8 +35,14 @@ if TYPE_CHECKING:
         (torch.cuda.OutOfMemoryError("CUDA out of memory"), "oom"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "oom"),
         (OSError(errno.EMFILE, "Too many open files"), "user_error"),
-        (RuntimeError("[enforce fail at gloo/transport/tcp/device.cc:186] Too many open files"), "user_error"),
-        (RuntimeError("[enforce fail at gloo/transport/tcp/device.cc:186] Too many open files in system"), "peer"),
+        (
+            RuntimeError("[enforce fail at gloo/transport/tcp/device.cc:186] Too many open files"),
+            "user_error",
+        ),
+        (
+            RuntimeError("[enforce fail at gloo/transport/tcp/device.cc:186] Too many open files in system"),
+            "peer",
+        ),
         (RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1"), "peer"),
         (dist.DistNetworkError("the store is gone"), "peer"),
         (StoreLostError("the keys are gone"), "peer"),
