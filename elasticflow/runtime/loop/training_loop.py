@@ -100,6 +100,7 @@ class TrainingLoop:
         script: ScriptChecks | None = None,
     ) -> None:
         self._policy, self.gradients, self._script = policy, gradients, script
+        worker.tell = self._tell
         self._compare_every, self._log_every, self._measures = compare_replicas, log_every, measures
         self.ballot, self._pass, self.stages = Ballot(worker), Pass(), Stages()
         self._own_data = OwnData(worker, self._tell if script is None else script.warn)
