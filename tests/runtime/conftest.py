@@ -156,7 +156,7 @@ class StandIn(SimpleNamespace):
 
 @pytest.fixture
 def me() -> Any:
-    """Return a stand-in for the worker of a plain process; `events` holds what it logged."""
+    """Return a stand-in for the worker of a plain process; `events` holds what it logged, `told` what it told the console."""
     events: list[dict[str, Any]] = []
 
     def event(event: Event, **fields: Any) -> None:
@@ -172,6 +172,7 @@ def me() -> Any:
         stand_in.stopped = stopping.decide(stand_in.gather_text(stopping.ballot(vote)))
 
     noted: dict[str, Any] = {}
+    told: list[str] = []
 
     def note_step(count: float, scalars: dict[str, float]) -> None:
         noted.update(count=count, scalars=scalars)
@@ -192,7 +193,7 @@ def me() -> Any:
         phase=lambda _: None, heartbeat=nothing, progress=nothing,
         generators=generators, stoppable=stopping.Stoppable(vote), stopped=None, agree_to_stop=agree_to_stop,
         leave_untrained=lambda: None, leaves_untrained=False,
-        moments=Moments(), listen=lambda: None, generation=1, dataset=None, is_exact=False,
+        moments=Moments(), listen=lambda: None, tell=told.append, told=told, generation=1, dataset=None, is_exact=False,
         sharding=None,
     )  # fmt: skip
     return stand_in

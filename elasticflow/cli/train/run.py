@@ -91,7 +91,8 @@ def command(*, dry_run: bool, **options: Any) -> int:
     elasticflow run jobs/sweep.toml --case lr0.001-seed1   one case of a file with [matrix]
     elasticflow run jobs/sweep.toml --all --run-id tuning
     """
-    if (options["hosts"] is not None or options["on"] is not None) and not _is_rank_given():
+    leads_alone = options["hosts"] is not None or options["on"] is not None or options["is_all"]
+    if leads_alone and not _is_rank_given():
         options["node_rank"] = None
     return _run(RunOptions(**options), dry_run=dry_run)
 

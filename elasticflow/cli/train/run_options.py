@@ -70,9 +70,9 @@ class RunOptions:
                 f"--on {self.on} says where the nodes are: give it without --hosts, --join, --node-rank, --all, "
                 "--simulate-nodes and --scale"
             )
-        if self.is_all and (self.case is not None or self.endpoint is not None):
+        if self.is_all and (self.case is not None or self.endpoint is not None or self.node_rank):
             raise click.UsageError(
-                "--all is every case, on machines that this one leads: give it without --case and --join"
+                "--all is every case, on machines that this one leads: give it without --case, --join and --node-rank"
             )
 
     def with_endpoint(self, endpoint: Callable[[], str]) -> tuple[RunOptions, LoadedJob, Job]:

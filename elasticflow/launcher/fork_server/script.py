@@ -37,6 +37,10 @@ def run_script(program: Program) -> NoReturn:
     code = 1
     try:
         code = _exit_code(program)
+        with contextlib.suppress(SystemExit):
+            sys.exit(
+                code
+            )  # for what the script has put in its place, as `elasticflow.join` does to know the code
         code = _finish() or code
     finally:
         with contextlib.suppress(Exception):

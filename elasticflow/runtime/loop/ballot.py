@@ -146,12 +146,20 @@ class Ballot:
         self._why_end = reason_of(reason)
         self._worker.vote.end_wanted = True
 
+    def recall_end(self, reason: str | None) -> None:
+        """Ask again for what had been asked for when the snapshot was taken that the run resumes from; None: nothing."""
+        if reason is not None:
+            self.request_end(reason)
+
+    def end_wanted(self) -> Stopped | None:
+        """Return the first request to end training; None: there is none. Collective: every rank."""
+        reasons = self._worker.gather_text(self._why_end or "")
+        return next((Stopped(reason, rank) for rank, reason in enumerate(reasons) if reason), None)
+
     def agree_on_end(self) -> None:
         """End training before the next step if some rank asked for it. Collective: every rank."""
         self.is_end_due = False
-        for rank, reason in enumerate(self._worker.gather_text(self._why_end or "")):
-            if reason and self._worker.stopped is None:
-                self._worker.stopped = Stopped(reason, rank)
+        self._worker.stopped = self._worker.stopped or self.end_wanted()
 
     def meet_if_due(self, end: Position, *, is_end: bool, is_needed: bool, is_pending: bool) -> None:
         """Meet after the step that ends at *end*, if it *is_needed* or time to; the rest is as for `meet`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import builtins
 import logging
 import os
 import sys
@@ -250,7 +251,7 @@ def _member(chosen: LoopSettings, place: Path, shard: int | str | Sharding | Non
 
 
 def _note_exits(loop: TrainingLoop) -> None:
-    """Tell *loop* of `sys.exit(1)`: functions of `atexit` cannot ask for the exit code, and a script that failed is not finished."""
+    """Tell *loop* of `sys.exit(1)` and `exit(1)`: functions of `atexit` cannot ask for the code, and a script that failed is not finished."""
     exits = sys.exit
 
     def noted(status: Any = None, /) -> NoReturn:
@@ -258,7 +259,7 @@ def _note_exits(loop: TrainingLoop) -> None:
             loop.exit_status = status
         exits(status)
 
-    sys.exit = noted
+    sys.exit = builtins.exit = builtins.quit = noted
 
 
 def _report_what_ends_the_script() -> None:

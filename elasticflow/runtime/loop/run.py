@@ -122,7 +122,7 @@ class Run:
 
         Raises:
             StateError: the run computes the gradients itself (`gradients`) or the model is wrapped already, so that gradients
-                would be exchanged twice; or the model is sharded, or on another device.
+                would be exchanged twice; or the model is sharded, or on another device; or there is no such option.
         """
         if self.worker.sharding is not None:
             if options:
@@ -142,6 +142,7 @@ class Run:
                 "run.wrap was given a model that DistributedDataParallel has wrapped already: gradients would be exchanged twice",
                 "wrap the model once, by run.wrap or by DistributedDataParallel",
             )
+        ddp.require_options(options)
         replicable.require_whole(model)
         replicable.require_on(model, self.device)
         self._loop.wrapped |= {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
@@ -383,7 +384,9 @@ class Run:
         """Take the last snapshot, wait until it is committed, and end this process. Collective: every rank, at the script's end.
 
         The run counts as finished if `is_finished` is true. Otherwise it is interrupted (exit code 75 under plain python), and
-        the same command continues it. Functions registered with `atexit` are called before the process ends.
+        the same command continues it. Functions registered with `atexit` are called before the process ends. A script that ends
+        behind its loop without this call has finished, unless it ends by `sys.exit` or `exit` with a code; under plain python and
+        torchrun the code of `raise SystemExit(1)` cannot be seen.
 
         Raises:
             BaseException: the script handles an exception since `join`, as in `finally`: that one.

@@ -100,6 +100,7 @@ class TrainingLoop:
         script: ScriptChecks | None = None,
     ) -> None:
         self._policy, self.gradients, self._script = policy, gradients, script
+        worker.tell = self._tell
         self._compare_every, self._log_every, self._measures = compare_replicas, log_every, measures
         self.ballot, self._pass, self.stages = Ballot(worker), Pass(), Stages()
         self._own_data = OwnData(worker, self._tell if script is None else script.warn)
@@ -195,6 +196,7 @@ class TrainingLoop:
             self._pass.watch(state, computes_gradients=self.gradients is None)
             repeats_epochs = partial(self._begins_epoch_again, state)
             self._script.begin(state, snapshots, self.schedule, objects, caller, repeats_epochs)
+            self.ballot.recall_end(snapshots.end_wanted)
             if snapshots.restored is not None:
                 stands = "had finished" if self.is_finished else "continues"
                 self._tell(
@@ -474,8 +476,6 @@ class TrainingLoop:
         if self._pass.batch is not None:
             raise StateError(f"run.step was not called in step {end.step}", MISSING)
         self._take_owed()
-        if self.ballot.is_end_due:
-            self.ballot.agree_on_end()
         is_in_epochs = self.stages.epochs is not None
         if self.worker.should_leave and is_in_epochs and not end.is_epoch_end and not self.is_finished:
             self._end()
@@ -643,14 +643,21 @@ class TrainingLoop:
         return self._script is not None and (not is_own or self._is_in_steps)
 
     def _take_owed(self) -> None:
-        """Take the snapshot that was due after the last step, now that the pass is over. Collective: every rank."""
+        """Take the snapshot that was due after the last step, now that the pass is over. Collective: every rank.
+
+        The pass may have called `stop`, which counts at once or at a later step: a snapshot has to know it.
+        """
         self._pass.require_still(self.position.step)
         self.worker.vote.may_cut_short = not self.stages.is_after_batches
+        if self.ballot.is_end_due:
+            self.ballot.agree_on_end()
         if not self._is_owing:
             return
         self._meet(Call.PASS)
         snapshots, _ = self.kept("step")
         self._is_owing = False
+        wanted = self.ballot.end_wanted()
+        snapshots.note_end_wanted(None if wanted is None else wanted.reason)
         if self.worker.should_leave:
             snapshots.finish(self.position)
         else:

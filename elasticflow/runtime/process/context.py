@@ -62,6 +62,7 @@ class Worker:
         layout: Which ranks share a model with this rank: none, unless `join` was told otherwise.
         is_exact: The job promises the same bits at every number of workers, so a sample must be the same whenever it is read.
         listen: Installs the signal handlers that ask this process to exit; may be called again.
+        tell: Tells the console where no supervisor follows the log; set by a loop of a script's own.
         dataset: The training data as the job's factory returned it; None before it is open, and for data shards.
         scalar_names: Names of the scalars that the job's steps return, in an order that is the same on every rank.
         stoppable: Context manager that turns a StopTraining raised by the job's own code into this rank's request to stop.
@@ -99,6 +100,7 @@ class Worker:
         self.dataset: Any = None
         self.moments = Moments()
         self.listen: Callable[[], None] = lambda: None
+        self.tell: Callable[[str], None] = lambda _: None
         self.started_at: Position | None = None
         self.scalar_names: list[str] = []
         self.heartbeat = Heartbeat(identity.heartbeat_fd, identity.local_rank)
@@ -122,6 +124,15 @@ class Worker:
     def stop(self, reason: str) -> None:
         """Have all ranks end training before the next step, as finished; for entry points that a user has edited."""
         stopping.request_stop(self.vote, StopTraining(reason))
+
+    def own_reason_to_stop(self) -> str | None:
+        """Return why the job's own code ends training before the next step, as far as this rank knows; None: it does not.
+
+        A rule of the job file is left out: the file may change, and an evaluation decides again.
+        """
+        if self.stopped is not None:
+            return None if self.stopped.by_rank is None else self.stopped.reason
+        return None if self.vote.stop_is_by_rule else self.vote.stop_wanted or None
 
     def agree_to_stop(self) -> None:
         """Set `stopped` if any rank requested to take no further step. Collective: every rank."""

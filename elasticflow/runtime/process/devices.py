@@ -28,6 +28,7 @@ _CPU = torch.device("cpu")
 _BEGAN_ON = "device"
 # The first end of a worker has the others killed.
 _WRONG_RANKS_FIRST_S = 2.0
+_OR_VARIABLE = f" (without a job file, {worker_environment.DEVICE})"
 _ONE_DEVICE_FOR_ALL = (
     "start at most as many workers on a node as it has devices, by --set nodes.nproc_per_node=NUMBER, or train on the CPU: "
     "--set nodes.device=cpu"
@@ -69,8 +70,8 @@ def choose_device(identity: Identity, wanted: str = AUTO) -> torch.device:
         if wanted == AUTO:
             return _CPU
         raise DeviceError(
-            f'{_place(identity)}: nodes.device is "{wanted}", and torch sees no such device',
-            "run `elasticflow doctor` on this machine: it tells why; a job that may train on any device leaves nodes.device out",
+            f'{_place(identity)}: nodes.device{_OR_VARIABLE} is "{wanted}", and torch sees no such device',
+            "run `elasticflow doctor` on this machine: it tells why; a job that may train on any device leaves it out",
         )
     if identity.shares_device or (identity.is_own_task and count == 1):
         number = 0
@@ -120,12 +121,12 @@ def _hide_accelerators(identity: Identity) -> None:
         return
     if kind == "cuda":
         raise DeviceError(
-            f'{_place(identity)}: nodes.device is "cpu", and this process asked for GPUs before it joined the run: each '
+            f'{_place(identity)}: nodes.device{_OR_VARIABLE} is "cpu", and this process asked for GPUs before it joined the run: each '
             "worker would take memory of GPU 0",
             'set CUDA_VISIBLE_DEVICES = "" before the process starts, in [env]',
         )
     raise DeviceError(
-        f'{_place(identity)}: nodes.device is "cpu", and torch sees devices of type "{kind}", which elasticflow cannot hide: '
+        f'{_place(identity)}: nodes.device{_OR_VARIABLE} is "cpu", and torch sees devices of type "{kind}", which elasticflow cannot hide: '
         "each worker would take memory of the first of them",
         "install a build of torch for the CPU",
     )

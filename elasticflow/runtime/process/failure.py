@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import resource
 import traceback
 
 import torch
@@ -15,6 +17,7 @@ from elasticflow.system.device_errors import class_of_device_error, is_shared_de
 
 # Characters. The message of an exception may contain a whole batch.
 _LONGEST = 20_000
+_NO_FILES = os.strerror(errno.EMFILE)
 
 # torch's messages name arguments of its constructor, where a user of ours sets keys in a job file.
 _IN_OUR_WORDS = {
@@ -52,10 +55,11 @@ def classify(error: BaseException) -> str:
         return "storage"
     if _is_out_of_memory(error):
         return "oom"
+    # The next process has the same limit of files.
+    if _is_out_of_files(error) or any(mark in _own_words(error) for mark in COLLECTIVE_MISMATCH):
+        return "user_error"
     if isinstance(error, OSError) and _is_of_snapshots(error):
         return "storage"
-    if any(mark in _own_words(error) for mark in COLLECTIVE_MISMATCH):
-        return "user_error"
     if (
         isinstance(error, RuntimeError)
         and (of_device := class_of_device_error(_own_words(error))) is not None
@@ -75,6 +79,14 @@ def _is_out_of_memory(error: BaseException) -> bool:
         return error.errno == errno.ENOMEM
     is_of_torch = type(error) is RuntimeError and torch_private.NO_MEMORY in _own_words(error)
     return is_of_torch or isinstance(error, torch.OutOfMemoryError | MemoryError)
+
+
+def _is_out_of_files(error: BaseException) -> bool:
+    """True if this process may open no more files; gloo says so in words. The machine's own limit is another matter."""
+    if isinstance(error, OSError):
+        return error.errno == errno.EMFILE
+    words = _own_words(error) if isinstance(error, RuntimeError) else ""
+    return _NO_FILES in words and f"{_NO_FILES} in system" not in words
 
 
 def _is_of_snapshots(error: OSError) -> bool:
@@ -97,7 +109,11 @@ def describe(error: BaseException) -> str:
     for mark, (meaning, remedy) in _IN_OUR_WORDS.items():
         if mark in _own_words(error):
             return f"{type(error).__name__}: {meaning}\n  help: {remedy}"
-    return shortened("".join(traceback.format_exception_only(error)).strip())
+    described = shortened("".join(traceback.format_exception_only(error)).strip())
+    if _is_out_of_files(error):
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        described += f"\n  help: this process may have {limit} files open: close those that are not needed, or raise `ulimit -n` before the command"
+    return described
 
 
 def text(error: BaseException) -> str:

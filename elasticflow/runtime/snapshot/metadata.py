@@ -55,6 +55,8 @@ class StateRecord:
         options: Options of the optimizers and schedules as the job made them; None: unknown.
         loop: Arguments of a script's loop (`loop/drift.py`); None for job files.
         scalars: Names of the job's own scalars, in the order of their places; see `runtime/training/scalars.py`.
+        stop: Why the job's own code ended training at this position; None: it did not.
+        end_wanted: Why the script has called `Run.stop`, which ends training some steps later; None: it has not.
     """
 
     position: Position
@@ -69,6 +71,8 @@ class StateRecord:
     options: dict[str, Any] | None
     loop: dict[str, Any] | None = None
     scalars: tuple[str, ...] = ()
+    stop: str | None = None
+    end_wanted: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of state.json."""
@@ -84,6 +88,8 @@ class StateRecord:
             "options": self.options,
             **({} if self.loop is None else {"loop": self.loop}),
             "scalars": list(self.scalars),
+            **({} if self.stop is None else {"stop": self.stop}),
+            **({} if self.end_wanted is None else {"end_wanted": self.end_wanted}),
             "state": self.tree,
         }
 
@@ -115,6 +121,8 @@ class StateRecord:
             loop=content.get("loop"),
             # Older snapshots do not have it.
             scalars=tuple(content.get("scalars", ())),
+            stop=content.get("stop"),
+            end_wanted=content.get("end_wanted"),
         )
 
 
@@ -141,6 +149,7 @@ class SnapshotMetadata:
         parent: The committed snapshot that this generation resumes from, if any.
         loop: Arguments of a script's loop; None for a job file.
         past_data: Fingerprints of the data of stages that have ended, by name.
+        end_wanted: Why some rank has called `Run.stop`, until that ends training.
     """
 
     def __init__(self, me: Worker, state: State, schedule: Schedule, fingerprints: Mapping[str, str]) -> None:
@@ -151,6 +160,7 @@ class SnapshotMetadata:
         self.parent: str | None = None
         self.loop: dict[str, Any] | None = None
         self.past_data: dict[str, str] = {}
+        self.end_wanted: str | None = None
 
     def name(self, step: int) -> str:
         """Return the name of the snapshot of *step*; the same on every rank."""
@@ -179,6 +189,8 @@ class SnapshotMetadata:
             options=self._options,
             loop=None if self.loop is None else {**self.loop, FROZEN: frozen(model), RESTING: resting(model)},
             scalars=tuple(me.scalar_names),
+            stop=me.own_reason_to_stop(),
+            end_wanted=self.end_wanted,
         )
         facts = ManifestFacts(
             trigger=trigger,

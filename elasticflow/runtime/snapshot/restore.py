@@ -186,3 +186,4 @@ def _set_all_aside(me: Worker, catalog: Catalog, damages: Mapping[str, str]) -> 
 def _set_aside(me: Worker, catalog: Catalog, name: str, reason: str) -> None:
     catalog.quarantine(name, reason)
     me.event(events.SNAPSHOT_REJECTED, name=name, reason=reason)
+    me.tell(f"snapshot {name} is set aside: {reason}")

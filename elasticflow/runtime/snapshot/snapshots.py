@@ -139,6 +139,7 @@ class Snapshots:
         self._staged: str | None = None
         self.restored: Restored | None = None
         self.loop: Mapping[str, Any] | None = None
+        self.end_wanted: str | None = None
         self._frozen: list[str] | None = None
         self._resting: list[str] | None = None
         self._changes: Sequence[OptionChange] = ()
@@ -167,6 +168,10 @@ class Snapshots:
     def describe_loop(self, settings: Mapping[str, Any]) -> None:
         """Add *settings* to the arguments of the script's loop that snapshots record. Every rank."""
         self._metadata.loop = {**(self._metadata.loop or {}), **settings}
+
+    def note_end_wanted(self, reason: str | None) -> None:
+        """Have the next snapshots say that the script has called `Run.stop`, which has not ended training yet. Every rank."""
+        self._metadata.end_wanted = reason
 
     def begin_stage(self, number: int) -> None:
         """Have snapshots name the data read until now as the data of stage *number*, which has ended. Every rank."""
@@ -576,6 +581,9 @@ class Snapshots:
             worker.event(events.JOB_CHANGED, **facts)
         worker.generators.are_used |= record.draws_random
         worker.scalar_names[:] = record.scalars
+        if record.stop is not None and worker.rank == 0:
+            worker.vote.stop_wanted = record.stop
+        self.end_wanted = record.end_wanted
         self._metadata.parent = self._staged = manifest.name
         return record.position
 

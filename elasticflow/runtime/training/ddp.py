@@ -6,6 +6,7 @@ ballot, a `StepRow`, travels as the gradient of a small parameter that we add, s
 
 from __future__ import annotations
 
+import inspect
 import math
 from ctypes import c_float
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from elasticflow.runtime.training.replicated_step import ReplicatedStep
 from elasticflow.runtime.training.step_row import NO_REQUESTS, ROW_SIZE, StepRow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from elasticflow.runtime.data.index_loader import Batch
     from elasticflow.runtime.process.context import Worker
@@ -43,6 +44,20 @@ def wrap(model: nn.Module, device: torch.device, **options: Any) -> DistributedD
     for parameter in model.parameters():
         parameter.grad = None
     return replicas
+
+
+def require_options(options: Iterable[str]) -> None:
+    """Check that DistributedDataParallel has all of *options*, also where a single rank needs none.
+
+    Raises:
+        StateError: it has no such option.
+    """
+    known = inspect.signature(DistributedDataParallel).parameters
+    for name in options:
+        if name not in known:
+            raise StateError(
+                f"run.wrap has no option {name}", f"DistributedDataParallel has {', '.join(list(known)[1:])}"
+            )
 
 
 def _settle_buckets(replicas: DistributedDataParallel, options: Mapping[str, Any], *given: Any) -> None:

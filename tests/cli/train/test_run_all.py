@@ -128,7 +128,8 @@ def test_commands_that_need_one_job_say_so(
     [
         ("jobs/mnist.toml --all", "has no [matrix]: it is one job"),
         ("jobs/sweep.toml --all --case wide", "give it without --case"),
-        ("jobs/sweep.toml --all --join host:1", "and --join"),
+        ("jobs/sweep.toml --all --join host:1", "--join and"),
+        ("jobs/sweep.toml --all --node-rank 1", "and --node-rank"),
         (f"jobs/sweep.toml --all --run-id {'x' * 99}", "an id has at most 100 letters"),
         ("jobs/sweep.toml --all --set train.epochs=0", "train.epochs must be at least 1, not 0"),
         ("jobs/sweep.toml --all --set snapshots.uri=${env:NOT_SET_ANYWHERE}", "NOT_SET_ANYWHERE is not set"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 import sys
 from typing import TYPE_CHECKING, Any
@@ -128,16 +129,18 @@ def test_virtual_shards_are_an_option_of_the_gradients(monkeypatch: pytest.Monke
     assert chosen == [elasticflow.Gradients(virtual_shards=4, on_nonfinite="skip")]
 
 
+@pytest.mark.parametrize("place", [sys, builtins])
 @pytest.mark.parametrize(("status", "finishes"), [(1, False), ("no good", False), (0, True), (None, True)])
 def test_a_script_that_fails_behind_its_loop_is_not_finished(
-    monkeypatch: pytest.MonkeyPatch, status: object, *, finishes: bool
+    monkeypatch: pytest.MonkeyPatch, place: Any, status: object, *, finishes: bool
 ) -> None:
     """It ends by its own exit code; one that ended well without `finish` has finished."""
-    monkeypatch.setattr(sys, "exit", sys.exit)
+    for module, name in ((sys, "exit"), (builtins, "exit"), (builtins, "quit")):
+        monkeypatch.setattr(module, name, getattr(module, name))
     loop = mock.MagicMock(_is_over=False, is_finished=True, exit_status=None)
     _note_exits(loop)
     with pytest.raises(SystemExit) as raised:
-        sys.exit(status)  # type: ignore[arg-type]
+        place.exit(status)
     assert raised.value.code == status
     TrainingLoop.end_if_forgotten(loop)
     assert loop._end.called is finishes

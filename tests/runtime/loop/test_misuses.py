@@ -175,6 +175,14 @@ MODELS = [
         ranks=2,
     ),
     refused(
+        "an option of DistributedDataParallel that is misspelt, on one rank",
+        "run.wrap has no option find_unused",
+        """
+        run = ef.join(seed=7, threads=1)
+        run.wrap(Counter(), find_unused=True)
+        """,
+    ),
+    refused(
         "a sharded model that is wrapped as well",
         "seen is a DTensor",
         """
@@ -1628,6 +1636,35 @@ STOPPING = [
         for ranks in (1, 2, 3)
     ),
     right("run.stop, and a second start", STOP_AT_6, 8, before=(0,), says="had finished after step 8"),
+    right(
+        "run.stop, and a kill behind the loop",
+        STOP_AT_6.replace("begin()", 'begin(every="8 steps")').replace(
+            "run.finish()", "if START == 1: die()\nrun.finish()"
+        ),
+        8,
+        before=(KILLED,),
+        says="had finished after step 8",
+    ),
+    right(
+        "run.stop, and a kill before it counts",
+        STOP_AT_6.replace("begin()", 'begin(every="6 steps")').replace(
+            "    run.step(", "    if START == 1 and batch.end.step == 7: die()\n    run.step("
+        ),
+        8,
+        before=(KILLED,),
+        says="(good enough)",
+    ),
+    right(
+        "run.stop by one rank, and a request to exit before it counts",
+        STOP_AT_6.replace("begin()", 'begin(every="7 steps")').replace(
+            'run.stop("good enough")',
+            'run.stop("good enough")\n        if START == 1: os.kill(os.getpid(), 15)',
+        ),
+        8,
+        ranks=2,
+        before=(0,),
+        says="(good enough)",
+    ),
     right(
         "run.stop behind an evaluation",
         """

@@ -10,10 +10,33 @@ from torch import nn
 
 from elasticflow.runtime.data.index_schedule import IndexSchedule
 from elasticflow.runtime.process.context import Moments, Worker
+from elasticflow.runtime.process.stopping import LEAVE, Stopped
 from elasticflow.runtime.process.votes import Vote
 
 if TYPE_CHECKING:
     from elasticflow.events import Event
+
+
+@pytest.mark.parametrize(
+    ("stopped", "wanted", "by_rule", "reason"),
+    [
+        (Stopped("enough", 1), None, False, "enough"),
+        (Stopped("accuracy above 0.9", None), None, False, None),
+        (Stopped(None, 0), LEAVE, False, None),
+        (None, "enough", False, "enough"),
+        (None, "accuracy above 0.9", True, None),
+        (None, LEAVE, False, None),
+        (None, None, False, None),
+    ],
+)
+def test_a_snapshot_says_why_the_code_ends_training(
+    stopped: Stopped | None, wanted: str | None, reason: str | None, *, by_rule: bool
+) -> None:
+    """Also before the ranks agree: a hook raised StopTraining, and the step's snapshot may be the last thing before a kill."""
+    vote = Vote()
+    vote.stop_wanted, vote.stop_is_by_rule = wanted, by_rule
+    worker = cast("Worker", SimpleNamespace(stopped=stopped, vote=vote))
+    assert reason == Worker.own_reason_to_stop(worker)
 
 
 def told_at_the_start(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import resource
 from typing import TYPE_CHECKING
 
 import pytest
@@ -34,6 +35,14 @@ if TYPE_CHECKING:
         (torch.cuda.OutOfMemoryError("CUDA out of memory"), "oom"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "oom"),
         (OSError(errno.EMFILE, "Too many open files"), "user_error"),
+        (
+            RuntimeError("[enforce fail at gloo/transport/tcp/device.cc:186] Too many open files"),
+            "user_error",
+        ),
+        (
+            RuntimeError("[enforce fail at gloo/transport/tcp/device.cc:186] Too many open files in system"),
+            "peer",
+        ),
         (RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1"), "peer"),
         (dist.DistNetworkError("the store is gone"), "peer"),
         (StoreLostError("the keys are gone"), "peer"),
@@ -200,6 +209,15 @@ def test_stop_where_ranks_cannot_agree_is_told_with_where_they_can() -> None:
     told = failure.describe(StopTraining("good enough"))
     assert told.startswith(
         "StopTraining was raised where the ranks cannot agree on it: good enough\n  help: raise it"
+    )
+
+
+def test_a_limit_of_open_files_is_told_with_the_limit() -> None:
+    """The next process would meet it, too, so that the remedy is at the command."""
+    told = failure.describe(OSError(errno.EMFILE, "Too many open files", "labels.txt"))
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert told.startswith(
+        f"OSError: [Errno 24] Too many open files: 'labels.txt'\n  help: this process may have {limit} files open"
     )
 
 

@@ -65,6 +65,7 @@ def test_damage_is_set_aside_and_the_next_older_is_taken(me: Any, catalog: Catal
     assert found.state == {"position": {"step": 1}, "state": {}}
     assert list(catalog.quarantined()) == [newest]
     assert [(e["event"], e["name"]) for e in me.events] == [("snapshot.rejected", newest)]
+    assert [f"snapshot {newest} is set aside: {me.events[0]['reason']}"] == me.told
 
 
 def test_a_snapshot_of_another_version_is_refused_and_stays(me: Any, catalog: Catalog) -> None:
