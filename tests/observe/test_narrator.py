@@ -228,11 +228,14 @@ def test_what_a_loop_of_a_script_left_out_or_reads_itself_is_told_in_its_words()
             event(2, "state.left_out", name="dataset", type="own.Stream"),
             event(3, "data.own", kept=[]),
             event(4, "data.own", kept=["loader"]),
+            event(5, "state.left_out", name="model.seen", type="a number"),
         ]
     )
+    assert "snapshots.ignore" in lines[5].text
+    assert "--deep-step" not in lines[5].text
     assert lines[1].text == "no snapshot holds loader, a own.Loader: run.keep(loader=loader)"
     assert "None" not in lines[2].text
-    assert ["warning", "note"] == [line.symbol for line in lines[3:]]
+    assert ["warning", "note"] == [line.symbol for line in lines[3:5]]
     assert ("with the state of loader",) == lines[4].more
 
 

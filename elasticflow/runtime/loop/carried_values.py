@@ -262,7 +262,7 @@ def _learns(node: ast.AST) -> bool:
         or any(
             "save" in name or (name in {"backward", "step", "stop"} and isinstance(each, ast.Attribute))
             for each in called
-            for name in [getattr(each, "attr", None) or getattr(each, "id", "")]
+            for name in [str(getattr(each, "attr", getattr(each, "id", "")))]
         )
     )
 

@@ -26,6 +26,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from elasticflow.errors import StateError
 from elasticflow.runtime.loop import carried_values, kept, script_loops
 from elasticflow.runtime.process import random_streams, torch_private
+from elasticflow.runtime.process.environment import INSTALLED
 from elasticflow.runtime.snapshot import reachable, unsaved
 
 if TYPE_CHECKING:
@@ -322,7 +323,10 @@ class ScriptState:
                 return
         else:
             kind, held = DECIDER, _attributes_of(value)
-            if any(isinstance(each, nn.Module | Optimizer) for each in held):
+            module = sys.modules.get(type(value).__module__)
+            # A library's object, such as an Accelerator, is asked for its rank, too.
+            is_installed = any(part in str(getattr(module, "__file__", "")) for part in INSTALLED)
+            if is_installed or any(isinstance(each, nn.Module | Optimizer) for each in held):
                 return
             held = [each for each in held if each is None or isinstance(each, (*_SIMPLE, np.number))]
         if held and self._has_moved(path, hash(repr(held))):

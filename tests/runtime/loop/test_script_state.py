@@ -8,7 +8,7 @@ import random
 import sys
 import time
 from collections import deque
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -620,8 +620,14 @@ class EarlyStopping:
             self.early_stop = self.counter >= self.patience
 
 
-def test_an_object_or_a_record_by_which_the_loop_ends_is_told(me: Any) -> None:
-    """An early stopping, a trainer's too, and losses that a rate follows; not a meter, a record to be printed, or what is kept."""
+def test_an_object_or_a_record_by_which_the_loop_ends_is_told(
+    me: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An early stopping, a trainer's too, and losses that a rate follows; not a meter, a record to be printed, a library's object, or what is kept."""
+    library = ModuleType("library")
+    library.__file__ = "/venv/lib/python3/site-packages/library/__init__.py"
+    monkeypatch.setitem(sys.modules, "library", library)
+    accelerator = type("Accelerator", (EarlyStopping,), {"__module__": "library"})(9)
     script = Script(me)
     stopping, ours, meter, kept = (EarlyStopping(9) for _ in range(4))
     trainer = SimpleNamespace(model=script.model, stopping=ours, losses=[])
@@ -632,9 +638,10 @@ def test_an_object_or_a_record_by_which_the_loop_ends_is_told(me: Any) -> None:
         latest.append(number)
         stopping(-number)
         trainer.stopping(-number)
+        accelerator(-number)
         trainer.losses.append(number)
         meter(-number)
-        if stopping.early_stop or trainer.stopping.early_stop:
+        if stopping.early_stop or trainer.stopping.early_stop or accelerator.early_stop:
             break
         if number > max(losses[-3:]) + 9 or number > min(best.values()) + measured[0] + latest[-1]:
             script.optimizer.param_groups[0]["lr"] = 0.1
@@ -675,7 +682,8 @@ def test_a_callback_that_ends_training_is_told(me: Any) -> None:
 
 def test_a_number_by_which_the_script_saves_a_file_is_told(me: Any) -> None:
     """The best loss, a count of the trainer's; not the time of the last file, and not the epoch."""
-    script, saved, run = Script(me), [], SimpleNamespace(epochs=range)
+    saved: list[float] = []
+    script, run = Script(me), SimpleNamespace(epochs=range)
     trainer = SimpleNamespace(model=script.model, best=9.0, save=saved.append)
     best, since = 9.0, time.time()
     script.keep()
