@@ -133,7 +133,8 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedProgram
     made.close()
 
 
-# The plain ones show nothing that the others do not, and are quicker to look into when something is wrong.
+# The plain ones show nothing that the others do not, and are quicker to look into when something is wrong. Layers that are
+# frozen, as those of peft, are also trained at several degrees in tests/runtime/training/test_sharded_step.py.
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=() if name.startswith("llama,") else pytest.mark.nightly) for name in JOBS],

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -31,8 +29,7 @@ def projects(tmp_path: Path) -> Iterator[Callable[[str], Project]]:
     yield make
     started = [running for project in made for running in project.started]
     for running in started:
-        if running.process.poll() is None:
-            os.kill(running.process.pid, signal.SIGKILL)
-            running.process.wait()
+        running.process.kill()
+        running.process.wait()
     left = [process for running in started for process in wait_gone(running.run.run_id)]
     assert left == [], f"left behind: {left}"

@@ -144,6 +144,15 @@ def test_a_sweep_that_cannot_be_is_refused_before_it_begins(
     assert not (project / "runs").exists()
 
 
+def test_a_sweep_leads_alone_whatever_rank_a_variable_names(
+    ran: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many programs set $NODE_RANK; `--node-rank` is refused."""
+    monkeypatch.setenv("NODE_RANK", "1")
+    code, _, err = ran("run", "jobs/sweep.toml", "--all", "--dry-run")
+    assert code == 0, err
+
+
 def test_validate_checks_every_case(ran: Callable[..., Ran], project: Path) -> None:
     """A mistake in one names it."""
     code, out, _ = ran("validate", "jobs/sweep.toml", "--set", "nodes.max=1")
