@@ -259,7 +259,7 @@ def _note_exits(loop: TrainingLoop) -> None:
             loop.exit_status = status
         exits(status)
 
-    sys.exit = builtins.exit = builtins.quit = noted
+    sys.exit = builtins.exit = builtins.quit = noted  # type: ignore[assignment]  # those of `site` are objects
 
 
 def _report_what_ends_the_script() -> None:

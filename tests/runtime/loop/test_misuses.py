@@ -99,6 +99,12 @@ run.finish()
 
 
 MODELS = [
+    right(
+        "a snapshot that finds no room, in a loop that goes on",
+        WELL,
+        environment={"ELASTICFLOW_FAULTS": "shares.before_write=raise:ENOSPC@1"},
+        says="could not be written: OSError: [Errno 28] No space left on device",
+    ),
     right("the loop written well on two ranks", WELL, ranks=2),
     refused(
         "the model is not wrapped",

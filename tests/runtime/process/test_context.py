@@ -10,8 +10,8 @@ from torch import nn
 
 from elasticflow.runtime.data.index_schedule import IndexSchedule
 from elasticflow.runtime.process.context import Moments, Worker
-from elasticflow.runtime.process.stopping import LEAVE, Stopped
-from elasticflow.runtime.process.votes import Vote
+from elasticflow.runtime.process.stopping import Stopped
+from elasticflow.runtime.process.votes import LEAVE, Vote
 
 if TYPE_CHECKING:
     from elasticflow.events import Event
