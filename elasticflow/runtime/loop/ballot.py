@@ -146,10 +146,26 @@ class Ballot:
         self._why_end = reason_of(reason)
         self._worker.vote.end_wanted = True
 
-    def agree_on_end(self) -> None:
-        """End training before the next step if some rank asked for it. Collective: every rank."""
+    def agree_on_end(self, step: int, *, is_over: bool = False) -> None:
+        """End training before the step after *step* if some rank asked for it. Collective: every rank.
+
+        Args:
+            is_over: This rank has left its loop.
+
+        Raises:
+            StateError: a rank has left its loop, and others left theirs after another step, or go on.
+        """
         self.is_end_due = False
-        for rank, reason in enumerate(self._worker.gather_text(self._why_end or "")):
+        asked = "" if is_over and self._worker.should_leave else self._why_end or ""
+        ranks = [json.loads(text) for text in self._worker.gather_text(json.dumps([step, is_over, asked]))]
+        for rank, (*end, reason) in enumerate(ranks):
+            if end != ranks[0][:2]:
+                first = _how_it_goes_on(0, *ranks[0][:2])
+                raise StateError(
+                    f"{first}, and {_how_it_goes_on(rank, *end)}",
+                    "decide by a value that is the same on every rank, as run.evaluate returns it; or call run.stop(reason), "
+                    "which any rank may do, and which ends training after the same step on all",
+                )
             if reason and self._worker.stopped is None:
                 self._worker.stopped = Stopped(reason, rank)
 
@@ -245,6 +261,10 @@ class Ballot:
         theirs = [json.loads(text) for text in self._worker.gather_text(json.dumps(mine))]
         self._names += sorted({name for names in theirs for name in names})
         require_room(len(self._names))
+
+
+def _how_it_goes_on(rank: int, step: int, is_over: bool) -> str:  # noqa: FBT001  # as it came from the rank
+    return f"rank {rank} {'left its loop' if is_over else 'goes on'} after step {step}"
 
 
 def _as_now(value: Any) -> float | torch.Tensor:
