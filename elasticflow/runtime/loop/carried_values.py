@@ -7,6 +7,7 @@ reads before it assigns them.
 from __future__ import annotations
 
 import ast
+import itertools
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -257,6 +258,14 @@ def _uses(node: ast.AST) -> Iterator[tuple[str, bool]]:
         inside = [each for each in ast.walk(node) if isinstance(each, ast.Name)]
         own = {each.id for each in inside if isinstance(each.ctx, ast.Store)}
         yield from ((each.id, True) for each in inside if each.id not in own)
+        return
+    if isinstance(node, ast.If):
+        # What one branch assigns, the other one does not see.
+        yield from _uses(node.test)
+        branches = [[use for part in branch for use in _uses(part)] for branch in (node.body, node.orelse)]
+        firsts = dict(reversed(branches[1]))
+        yield from ((name, True) for name, is_read in firsts.items() if is_read)
+        yield from itertools.chain(*branches)
         return
     written, reads = _written(node)
     if written and reads:

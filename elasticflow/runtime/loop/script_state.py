@@ -27,6 +27,7 @@ from elasticflow.errors import StateError
 from elasticflow.runtime.loop import carried_values, kept, script_loops
 from elasticflow.runtime.process import random_streams, torch_private
 from elasticflow.runtime.snapshot import reachable, unsaved
+from elasticflow.system.exceptions import is_own_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -172,7 +173,8 @@ class ScriptState:
         is_first = True
         while frame is not None:
             is_ours = frame.f_globals.get("__name__", "").startswith(_OURS)
-            if not is_ours and (is_first or frame.f_globals is self._globals):
+            is_scripts = frame.f_globals is self._globals or is_own_code(frame.f_code.co_filename)
+            if not is_ours and (is_first or is_scripts):
                 is_first = False
                 yield frame
             frame = frame.f_back

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import random
+import runpy
 import sys
+import textwrap
 from collections import deque
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -34,6 +36,7 @@ from elasticflow.runtime.state.state import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 
 class Script:
@@ -582,7 +585,7 @@ def test_a_number_by_which_a_schedule_steps_or_the_loop_ends_is_told(me: Any) ->
     """A mean loss for ReduceLROnPlateau, the patience of an early end; not a best that only the script's own file is written by."""
     script = Script(me)
     schedule = lr_scheduler.ReduceLROnPlateau(script.optimizer)
-    total, bad, best, shown = 0.0, 0, 0.0, 9.0
+    total, bad, best, shown, worse, later = 0.0, 0, 0.0, 9.0, 0, 0
     script.keep(schedule=schedule)
     for _ in range(3):
         total += 1.0
@@ -596,8 +599,37 @@ def test_a_number_by_which_a_schedule_steps_or_the_loop_ends_is_told(me: Any) ->
                 break
         if mean < shown:
             shown = mean - 1
+        if mean < 0:
+            worse = 0
+        else:
+            worse += 1
+        if best < 0:
+            later = worse
+        if worse + later > 9:
+            break
         script.step()
-    assert script.told == dict.fromkeys(("total", "bad"), COUNTER)
+    assert script.told == dict.fromkeys(("total", "bad", "worse"), COUNTER)
+
+
+def test_a_loop_in_another_file_of_the_script_is_read(me: Any, tmp_path: Path) -> None:
+    """As where a base class has the loop, and a subclass in a file of its own the pass; not where an installed package has it."""
+    loop = """
+        def loop(script):
+            worse = 0
+            for _ in range(3):
+                worse += 1
+                if worse > 9:
+                    break
+                script.step()
+        """
+    for folder, told in (("project", {"worse": COUNTER}), ("site-packages", {})):
+        path = tmp_path / folder / "base.py"
+        path.parent.mkdir()
+        path.write_text(textwrap.dedent(loop))
+        script = Script(me)
+        script.keep()
+        runpy.run_path(str(path))["loop"](script)
+        assert script.told == told
 
 
 def test_a_number_of_the_run_in_a_trainer_is_not_told(me: Any) -> None:
