@@ -263,7 +263,7 @@ class Ballot:
         require_room(len(self._names))
 
 
-def _how_it_goes_on(rank: int, step: int, is_over: bool) -> str:  # noqa: FBT001  # as it came from the rank
+def _how_it_goes_on(rank: int, step: int, is_over: bool) -> str:
     return f"rank {rank} {'left its loop' if is_over else 'goes on'} after step {step}"
 
 

@@ -86,6 +86,13 @@ def set_by_the_run(file: str) -> frozenset[str]:
     )
 
 
+@cache
+def added_to(file: str) -> frozenset[str]:
+    """Return the attributes that a file adds to: `self.tokens += count`."""
+    targets = [node.target for node in nodes_of(file) if isinstance(node, ast.AugAssign)]
+    return frozenset(target.attr for target in targets if isinstance(target, ast.Attribute))
+
+
 def _reads(node: ast.AST, attributes: set[str]) -> bool:
     return any(isinstance(each, ast.Attribute) and each.attr in attributes for each in ast.walk(node))
 

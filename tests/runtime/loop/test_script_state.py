@@ -396,16 +396,23 @@ def test_a_number_that_changes_beside_an_optimizer_is_told(me: Any) -> None:
     script = Script(me)
     warmup = Warmup(script.optimizer)
     follows = SimpleNamespace(optimizer=script.optimizer, now=0)
+    trainer = SimpleNamespace(model=script.model, schedule=Warmup(script.optimizer))
+    kept = Phases(script.optimizer)
+    kept.phases.append(Warmup(script.optimizer))
+    held = SimpleNamespace(schedule=kept)
     run = SimpleNamespace(position=SimpleNamespace(step=0))
-    script.keep()
-    script.step(warmup.step)
+    script.keep(kept=kept)
+    steps = warmup.step, trainer.schedule.step, *(each.step for each in held.schedule.phases)
+    script.step(*steps)
     assert script.told == {}
 
     run.position.step = 1
     follows.now = run.position.step
-    script.step(warmup.step)
+    script.step(*steps)
 
-    assert script.told == {"warmup.n_steps": "number that changes with the steps"}
+    assert script.told == dict.fromkeys(
+        ("warmup.n_steps", "trainer.schedule.n_steps"), "number that changes with the steps"
+    )
 
 
 class Environment:
@@ -637,14 +644,17 @@ def test_a_number_of_the_run_in_a_trainer_is_not_told(me: Any) -> None:
     script = Script(me)
     run = SimpleNamespace(epochs=range)
     trainer = SimpleNamespace(model=script.model, optimizer=script.optimizer, epoch=0, done=0, seen=0)
+    trainer.tokens, trainer.loss = 0, None
     script.keep()
     for epoch in run.epochs(3):
         batch = SimpleNamespace(end=SimpleNamespace(step=epoch))
         trainer.epoch = epoch
         trainer.done = batch.end.step
         trainer.seen += 1
+        trainer.tokens += torch.tensor(8)
+        trainer.loss = torch.tensor(1 / (1 + epoch))
         script.step()
-    assert script.told == {"trainer.seen": COUNTER}
+    assert script.told == {"trainer.seen": COUNTER, "trainer.tokens": COUNTER}
 
 
 def test_a_look_does_not_walk_through_the_layers_of_a_model(me: Any, monkeypatch: pytest.MonkeyPatch) -> None:
