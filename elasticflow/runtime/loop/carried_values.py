@@ -7,6 +7,7 @@ reads before it assigns them.
 from __future__ import annotations
 
 import ast
+import itertools
 import math
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -100,6 +101,13 @@ def set_by_the_run(file: str) -> frozenset[str]:
         for each in ast.walk(target)
         if isinstance(each, ast.Name | ast.Attribute) and isinstance(each.ctx, ast.Store)
     )
+
+
+@cache
+def added_to(file: str) -> frozenset[str]:
+    """Return the attributes that a file adds to: `self.tokens += count`."""
+    targets = [node.target for node in nodes_of(file) if isinstance(node, ast.AugAssign)]
+    return frozenset(target.attr for target in targets if isinstance(target, ast.Attribute))
 
 
 def _reads(node: ast.AST, attributes: set[str]) -> bool:
@@ -311,6 +319,14 @@ def _uses(node: ast.AST) -> Iterator[tuple[str, bool]]:
         inside = [each for each in ast.walk(node) if isinstance(each, ast.Name)]
         own = {each.id for each in inside if isinstance(each.ctx, ast.Store)}
         yield from ((each.id, True) for each in inside if each.id not in own)
+        return
+    if isinstance(node, ast.If):
+        # What one branch assigns, the other one does not see.
+        yield from _uses(node.test)
+        branches = [[use for part in branch for use in _uses(part)] for branch in (node.body, node.orelse)]
+        firsts = dict(reversed(branches[1]))
+        yield from ((name, True) for name, is_read in firsts.items() if is_read)
+        yield from itertools.chain(*branches)
         return
     written, reads = _written(node)
     if written and reads:

@@ -1088,6 +1088,20 @@ LEAVING = [
                     break
         """,
     ),
+    refused(
+        "break out of run.epochs by what each rank measures",
+        "rank 0 goes on after step 5, and rank 1 left its loop after step 5",
+        """
+        run, model, optimizer = begin()
+        for epoch in run.epochs(3):
+            for batch in run.batches(Numbers(), size=8):
+                run.step(loss=learn(model, optimizer, batch))
+            if epoch + run.rank == 1:
+                break
+        run.finish()
+        """,
+        ranks=2,
+    ),
     right(
         "break out of run.epochs",
         """
