@@ -143,7 +143,8 @@ def test_plain_python_and_a_finish_that_was_forgotten(
     """The script's end is the loop's; the second start continues where the first one ended, in a folder that is named for the script."""
     command = (ROOT / "tests/runtime/programs" / PROGRAM, "--forget", "finish")
     outputs = [
-        run(*command, "--epochs", epochs).stderr for run, epochs in ((own_interpreter, "1"), (plain_python, "2"))
+        run(*command, "--epochs", epochs).stderr
+        for run, epochs in ((own_interpreter, "1"), (plain_python, "2"))
     ]
 
     assert "finished after step 7, snapshots in runs/own_loop/by-hand" in outputs[0]
