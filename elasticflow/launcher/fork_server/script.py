@@ -38,9 +38,8 @@ def run_script(program: Program) -> NoReturn:
     try:
         code = _exit_code(program)
         with contextlib.suppress(SystemExit):
-            sys.exit(
-                code
-            )  # for what the script has put in its place, as `elasticflow.join` does to know the code
+            # For what the script has put in its place, as `elasticflow.join` does to know the code.
+            sys.exit(code)
         code = _finish() or code
     finally:
         with contextlib.suppress(Exception):

@@ -63,12 +63,18 @@ def deciders_in(frame: FrameType, line: int) -> Iterator[tuple[str, Any, Any]]:
     variables = {**frame.f_globals, **frame.f_locals}
     # A loop that assigns first what it reads carries nothing.
     carried = {name for loop in loops for name, is_read in _uses_in(loop)[1].items() if is_read}
+    found: dict[str, tuple[Any, Any]] = {}
     for path in sorted(set().union(*map(_learned_from, loops))):
         first, *attributes = path.split(".")
         value, owner = variables.get(first) if first in carried else None, None
         for attribute in attributes:
             value, owner = getattr(value, "__dict__", {}).get(attribute), value
-        if value is not None:
+        found[path] = value, owner
+    for path, (value, owner) in found.items():
+        inside = [each for inner, (each, _) in found.items() if inner.startswith(f"{path}.")]
+        # Of an object of which numbers alone are read, these are looked at.
+        is_numbers = inside and all(type(each) in (int, float) for each in inside)
+        if value is not None and not is_numbers:
             yield path, value, owner
 
 

@@ -323,8 +323,8 @@ class ScriptState:
             ):
                 self._tell_of_counter(path, value)
             return
-        if isinstance(value, list | tuple | deque | Mapping):
-            kind, held = RECORD, list(value.values() if isinstance(value, Mapping) else value)
+        if isinstance(value, list | tuple | deque | dict):
+            kind, held = RECORD, list(value.values() if isinstance(value, dict) else value)
             held = [len(held), *held[:_MOST_ENDS], *held[-_MOST_ENDS:]]
             if not all(isinstance(each, (*_SIMPLE, np.number)) for each in held):
                 return

@@ -699,11 +699,11 @@ def test_a_callback_that_ends_training_is_told(me: Any) -> None:
 
 
 def test_a_number_by_which_the_script_saves_a_file_is_told(me: Any) -> None:
-    """The best loss, a count of the trainer's; not the time of the last file, and not the epoch."""
+    """The best loss, a count of the trainer's; not the time of the last file, the epoch, or sums beside a setting."""
     saved: list[float] = []
     script, run = Script(me), SimpleNamespace(epochs=range)
     trainer = SimpleNamespace(model=script.model, best=9.0, save=saved.append)
-    best, since = 9.0, time.time()
+    best, since, config = 9.0, time.time(), SimpleNamespace(save_every=99, shown=0.0)
     script.keep()
     for epoch in run.epochs(3):
         loss = 3.0 - epoch
@@ -713,9 +713,10 @@ def test_a_number_by_which_the_script_saves_a_file_is_told(me: Any) -> None:
         if loss < trainer.best:
             trainer.best = loss
             trainer.save(loss)
-        if time.time() - since > 600 or epoch % 2 == 0:
+        config.shown += loss
+        if time.time() - since > 600 or epoch % 2 == 0 or epoch % config.save_every == 0:
             since = time.time()
-            saved.append(epoch)
+            torch.save(epoch, io.BytesIO())
         script.step()
     assert script.told == {"best": COUNTER, "trainer.best": COUNTER}
 
