@@ -225,14 +225,14 @@ def _become(
         _KEPT.append(getattr(sys, name))  # with what it has not written
         text: io.TextIOWrapper = getattr(sys, f"__{name}__")
         raw: Any = io.FileIO(number, "w", closefd=False)
-        stream = io.TextIOWrapper(
+        wrapped = io.TextIOWrapper(
             raw if is_raw else io.BufferedWriter(raw),
             text.encoding,
             text.errors,
             line_buffering=text.line_buffering and not is_raw,
             write_through=is_raw,
         )
-        setattr(sys, name, stream)
+        setattr(sys, name, wrapped)
     if _is_named(program, words, variables):
         _fork_helpers()
     end_with(partial(_run, program))

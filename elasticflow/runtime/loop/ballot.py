@@ -163,7 +163,7 @@ class Ballot:
             is_over: This rank has left its loop.
 
         Raises:
-            StateError: a rank has left its loop, and others left theirs after another step, or go on.
+            StateError: a rank has left its loop, and others left theirs after another step, or continue.
         """
         self.is_end_due = False
         asked = "" if is_over and self._worker.should_leave else self._why_end or ""

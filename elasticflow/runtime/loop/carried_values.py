@@ -72,7 +72,7 @@ def deciders_in(frame: FrameType, line: int) -> Iterator[tuple[str, Any, Any]]:
         found[path] = value, owner
     for path, (value, owner) in found.items():
         inside = [each for inner, (each, _) in found.items() if inner.startswith(f"{path}.")]
-        # Of an object of which numbers alone are read, these are looked at.
+        # These are looked at where nothing else of an object is read.
         is_numbers = inside and all(type(each) in (int, float) for each in inside)
         if value is not None and not is_numbers:
             yield path, value, owner
@@ -327,7 +327,7 @@ def _uses(node: ast.AST) -> Iterator[tuple[str, bool]]:
         yield from ((each.id, True) for each in inside if each.id not in own)
         return
     if isinstance(node, ast.If):
-        # What one branch assigns, the other one does not see.
+        # A branch does not see the names that the other one assigns.
         yield from _uses(node.test)
         branches = [[use for part in branch for use in _uses(part)] for branch in (node.body, node.orelse)]
         firsts = dict(reversed(branches[1]))
