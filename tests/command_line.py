@@ -31,6 +31,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,7 +85,8 @@ class Command:
     def send_signal(self, number: int) -> None:
         """Send it a signal, unless it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # its exit code is under way
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         """Send SIGTERM, unless it has ended."""

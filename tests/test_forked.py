@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
+import subprocess
 import textwrap
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +61,19 @@ def test_a_fork_is_like_a_fresh_interpreter(forked: ForkedPrograms, tmp_path: Pa
     errors = [each.stderr.read_text() for each in started]
     assert ["", "", ""] == [errors[0], *errors[2:]]
     assert errors[1].endswith("ValueError: no such layer\n")
+
+
+def test_a_command_that_has_ended_hears_no_signal() -> None:
+    """As with `subprocess.Popen`, also in the moment in which it is gone and its exit code has not come yet."""
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    read, write = os.pipe()
+    command = Command(ended.pid, read)
+    command.kill()
+    os.write(write, b"0")
+    os.close(write)
+    command.kill()
+    assert command.returncode == 0
 
 
 SCRIPT = """

@@ -215,7 +215,11 @@ class Project:
     def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run `elasticflow ARGUMENTS` in the project to its end."""
         with TemporaryFile("w+", errors="replace") as stdout, TemporaryFile("w+", errors="replace") as stderr:
-            code = self._start(arguments, stdout, stderr, {}).wait(LIMIT_S)
+            process = self._start(arguments, stdout, stderr, {})
+            try:
+                code = process.wait(LIMIT_S)
+            finally:
+                process.kill()
             for stream in (stdout, stderr):
                 stream.seek(0)
             return subprocess.CompletedProcess(list(arguments), code, stdout.read(), stderr.read())
@@ -273,9 +277,8 @@ def project_at(root: Path) -> Iterator[Project]:
         yield made
     finally:
         for running in made.started:
-            if running.process.poll() is None:
-                os.kill(running.process.pid, signal.SIGKILL)
-                running.process.wait()
+            running.process.kill()
+            running.process.wait()
         left = [p for running in made.started for p in wait_gone(running.run.run_id)]
     assert left == [], f"left behind: {left}"
 

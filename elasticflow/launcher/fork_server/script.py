@@ -37,9 +37,8 @@ def run_script(program: Program) -> NoReturn:
     code = 1
     try:
         code = _exit_code(program)
-        with contextlib.suppress(SystemExit):
-            # For what the script has put in its place, as `elasticflow.join` does to know the code.
-            sys.exit(code)
+        # `elasticflow.join` has put this there. The function itself may be the script's own, which Python would not call here.
+        getattr(sys.exit, "note_status", lambda _: None)(code)
         code = _finish() or code
     finally:
         with contextlib.suppress(Exception):

@@ -254,11 +254,15 @@ def _note_exits(loop: TrainingLoop) -> None:
     """Tell *loop* of `sys.exit(1)` and `exit(1)`: functions of `atexit` cannot ask for the code, and a script that failed is not finished."""
     exits = sys.exit
 
-    def noted(status: Any = None, /) -> NoReturn:
+    def note_status(status: object) -> None:
         if loop.is_finished:  # an earlier exit, as that of argparse, was caught
             loop.exit_status = status
+
+    def noted(status: Any = None, /) -> NoReturn:
+        note_status(status)
         exits(status)
 
+    vars(noted)["note_status"] = note_status  # for the launcher, which also sees `raise SystemExit`
     sys.exit = builtins.exit = builtins.quit = noted  # type: ignore[assignment]  # those of `site` are objects
 
 

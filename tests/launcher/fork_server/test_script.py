@@ -59,6 +59,15 @@ SCRIPTS = {
         sys.excepthook = lambda kind, error, trace: print("hooked", kind.__name__, error)
         raise KeyError("lost")
     """,
+    "its own sys.exit": """
+        import atexit, sys
+        noted, leave = [], sys.exit
+        def note(code=0):
+            noted.append(code)
+            leave(code)
+        sys.exit = note
+        atexit.register(print, "noted", noted)
+    """,
     "exit handlers": """
         import atexit, sys
         atexit.register(print, "last")
@@ -253,6 +262,18 @@ def test_a_module_that_is_not_there_says_so(tmp_path: Path) -> None:
     found = spawned(Program("", "", "nowhere.train", (), str(tmp_path)))
     assert "No module named 'nowhere'" in found.stderr
     assert found.code == 1
+
+
+def test_what_notes_the_exit_code_is_told_of_it(forked: Forked) -> None:
+    """`elasticflow.join` puts it there: a script that raises `SystemExit` calls no function."""
+    code = """
+        import sys
+        def leave(status=0): raise AssertionError
+        leave.note_status = lambda status: print("noted", status)
+        sys.exit = leave
+        raise SystemExit(3)
+    """
+    assert Ended("noted 3\n", "", 3) == forked.ended(code, "noted")
 
 
 def test_workers_draw_numbers_of_their_own(forked: Forked) -> None:

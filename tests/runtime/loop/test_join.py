@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from unittest import mock
 
 import pytest
@@ -144,3 +144,5 @@ def test_a_script_that_fails_behind_its_loop_is_not_finished(
     assert raised.value.code == status
     TrainingLoop.end_if_forgotten(loop)
     assert loop._end.called is finishes
+    cast("Any", sys.exit).note_status(7)  # what the launcher calls
+    assert loop.exit_status == 7
