@@ -2,9 +2,10 @@
 
 In each launch a fresh interpreter spends 0.4 s of CPU on the imports of the command, and the fork server more than 1 s on that
 of torch. Here `run` and `resume` fork the agent that waits ahead, and that agent its fork server, where otherwise they exec
-them, as the first thing that they do; `verify` forks the processes of its launches. Every process is its parent's child, with
-descriptors, variables, signals, command line and session of its own (tests/test_forked.py compares them), and forks or execs
-all others as always: writers, workers, agents of other nodes, and agents that follow one that was killed.
+them, as the first thing that they do. That agent forks its writer, and `verify` the processes of its launches. Every process
+is its parent's child, with descriptors, variables, signals, streams, command line and session of its own (tests/test_forked.py
+compares them), and forks or execs all others as always: workers, agents of other nodes, and agents that follow one that was
+killed, with their fork servers and writers.
 
 What is lost: all launches of a process of pytest have one order of hashed strings, and the modules that any of them needs are
 imported in each. `Project.fresh`, commands on terminals and hosts, and all that is no test, have interpreters of their own.
@@ -18,6 +19,7 @@ import gc
 import importlib
 import io
 import json
+import logging
 import os
 import pkgutil
 import runpy
@@ -40,8 +42,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 _HELPERS = ("elasticflow.launcher.agent.main", "elasticflow.launcher.fork_server.server")
-_TRIAL = "elasticflow.trials.launch_process"
-_PROGRAMS = ("elasticflow.__main__", _TRIAL, *_HELPERS)
+_OTHERS = ("elasticflow.trials.launch_process", "elasticflow.snapshots.writer.main")
+_PROGRAMS = ("elasticflow.__main__", *_HELPERS, *_OTHERS)
 _NOT_IMPORTED = (
     "elasticflow.runtime",
     "elasticflow.deep",
@@ -218,11 +220,21 @@ def _become(
     torch.default_generator.seed()
     sys.argv[1:] = words
     sys.path[:] = [*folder, str(ROOT), *_INSTALLED]
-    if variables.get("PYTHONUNBUFFERED"):
-        for name, number in (("stdout", 1), ("stderr", 2)):
-            text: io.TextIOWrapper = getattr(sys, name)
-            raw = io.FileIO(number, "w", closefd=False)
-            setattr(sys, name, io.TextIOWrapper(raw, text.encoding, text.errors, write_through=True))
+    logging.root.handlers.clear()
+    logging.root.setLevel(logging.WARNING)
+    is_raw = bool(variables.get("PYTHONUNBUFFERED"))
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        _KEPT.append(getattr(sys, name))  # with what it has not written
+        text: io.TextIOWrapper = getattr(sys, f"__{name}__")
+        raw: Any = io.FileIO(number, "w", closefd=False)
+        wrapped = io.TextIOWrapper(
+            raw if is_raw else io.BufferedWriter(raw),
+            text.encoding,
+            text.errors,
+            line_buffering=text.line_buffering and not is_raw,
+            write_through=is_raw,
+        )
+        setattr(sys, name, wrapped)
     if _is_named(program, words, variables):
         _fork_helpers()
     end_with(partial(_run, program))
@@ -233,7 +245,7 @@ def _run(program: str) -> None:
 
 
 def _fork_helpers() -> None:
-    """Have this process fork its first child, if that is an agent or a fork server, and each launch of a trial.
+    """Have this process fork its first child, if that is an agent or a fork server, its writers, and the launches of trials.
 
     Source: CPython, Lib/subprocess.py, `Popen._execute_child`; 3.11 to 3.14.
     """
@@ -245,7 +257,7 @@ def _fork_helpers() -> None:
         nonlocal started
         is_first, started = not started, True
         python, isolated, _, program, *words = (*map(os.fsdecode, argv), *[""] * 4)
-        is_forked = program == _TRIAL or (is_first and program in _HELPERS)
+        is_forked = program in _OTHERS or (is_first and program in _HELPERS)
         if (python, isolated) != (sys.executable, "-P") or not is_forked or threading.active_count() > 1:
             return int(start_anew(argv, *rest))
         _, _, keep, _, variables, stdin, _, _, stdout, _, stderr, _, told, _, new_session = rest[:15]
@@ -276,7 +288,7 @@ def _is_named(program: str, words: Sequence[str], variables: Mapping[str, str]) 
         b"".join(os.fsencode(each) + b"\0" for each in each_list)
         for each_list in (command, [f"{key}={value}" for key, value in variables.items()])
     ]
-    _NAMES.append(block := ctypes.create_string_buffer(b"".join(texts)))
+    _KEPT.append(block := ctypes.create_string_buffer(b"".join(texts)))
     begin = ctypes.addressof(block)
     middle = begin + len(texts[0])
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
@@ -293,7 +305,7 @@ def _is_named(program: str, words: Sequence[str], variables: Mapping[str, str]) 
 
 if __name__ == "__main__":
     _INSTALLED = sys.path[2:]  # behind this file's folder and ours
-    _NAMES: list[object] = []  # what the kernel shows to others must stay where it is
+    _KEPT: list[object] = []  # what must stay as it is as long as the process lives
     gc.disable()
     _import_everything()
     gc.freeze()

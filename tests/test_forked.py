@@ -112,7 +112,9 @@ SCRIPT = """
         "threads": [each.name for each in threading.enumerate()], "collects": gc.isenabled(),
     }
     print(json.dumps([random.random(), numpy.random.rand(), torch.rand(()).item()]))
-    print(json.dumps([own, *map(told, (worker, *above[:command + 1]))]))
+    agent = above[command - 1]
+    (writer,) = [each for each in agent.children() if "elasticflow.snapshots.writer.main" in each.cmdline()]
+    print(json.dumps([own, *map(told, (worker, *above[:command + 1], writer))]))
 """
 JOB = """
 [job]
@@ -125,7 +127,7 @@ nproc_per_node = 1
 
 
 def test_a_launch_of_forks_is_like_one_of_fresh_interpreters(tmp_path: Path) -> None:
-    """Command, agent, fork server and worker: command lines, variables, open files, signals, sessions, streams and paths.
+    """Command, agent, fork server, writer and worker: command lines, variables, open files, signals, sessions, streams and paths.
 
     Each launch draws random numbers of its own.
     """
@@ -137,7 +139,8 @@ def test_a_launch_of_forks_is_like_one_of_fresh_interpreters(tmp_path: Path) -> 
             told.append(facts)
     assert len(set(drawn)) == 9
     expected, found, again = told
-    assert len(expected) == 6  # the worker twice, the fork server and its parent, the agent, the command
+    # The worker twice, the fork server and its parent, the agent, the command, and the writer.
+    assert len(expected) == 7
     assert found == expected
     assert again == expected
 

@@ -101,8 +101,9 @@ def snapshots_of(plan: LaunchPlan, folder: RunFolder, project_root: Path) -> tup
     """
     uri, prefix = snapshot_place(plan.snapshots.uri, folder, project_root)
     storage = Storage(uri, plan.snapshots.options)
-    storage.check_writable()
-    return Catalog(storage, prefix), WriterStart(uri, folder.run_id, plan.snapshots, prefix)
+    catalog = Catalog(storage, prefix)
+    catalog.check_writable()
+    return catalog, WriterStart(uri, folder.run_id, plan.snapshots, prefix)
 
 
 def _next_launch(

@@ -151,7 +151,7 @@ def _generation(identity: Identity, snapshots: SnapshotSettings, store: Store | 
         return identity.generation
     if identity.rank == 0:
         catalog = Catalog.of_run(snapshots, identity.run_folder, identity.run_id)
-        catalog.storage.check_writable()
+        catalog.check_writable()
         # All that is started by hand has one run id: of two scripts with one place the second would continue the first.
         if (other := catalog.newest_claim().get("job", job)) != job:
             raise errors.StateError(

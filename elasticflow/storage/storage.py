@@ -212,14 +212,14 @@ class Storage:
         with contextlib.suppress(FileNotFoundError):
             self._do("remove", folder, lambda store: store.remove_tree(folder))
 
-    def check_writable(self) -> None:
-        """Make, read and remove a small file, and make sure that it is not made twice.
+    def check_writable(self, folder: str = "") -> None:
+        """Make, read and remove a small file in *folder*, and make sure that it is not made twice.
 
         Raises:
             StorageError: that failed, the URI can only be read, or the package for it is missing; names the URI and
                 the cause.
         """
-        probe = f".elasticflow-probe-{secrets.token_hex(4)}"
+        probe = f"{folder}.elasticflow-probe-{secrets.token_hex(4)}"
         quick = self.with_patience(_AT_THE_CHECK)
         is_exclusive = True
         try:

@@ -96,7 +96,11 @@ class _Decision(Supervisor):
 
 def _alone() -> Worker:
     nothing = SimpleNamespace(
-        rank=0, gather_text=lambda text: [text], barrier=lambda: None, event=lambda *_, **__: None
+        rank=0,
+        gather_text=lambda text: [text],
+        barrier=lambda: None,
+        event=lambda *_, **__: None,
+        tell=lambda _: None,
     )
     return cast("Worker", nothing)
 

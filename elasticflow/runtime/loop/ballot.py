@@ -156,10 +156,28 @@ class Ballot:
         reasons = self._worker.gather_text(self._why_end or "")
         return next((Stopped(reason, rank) for rank, reason in enumerate(reasons) if reason), None)
 
-    def agree_on_end(self) -> None:
-        """End training before the next step if some rank asked for it. Collective: every rank."""
+    def agree_on_end(self, step: int, *, is_over: bool = False) -> None:
+        """End training before the step after *step* if some rank asked for it. Collective: every rank.
+
+        Args:
+            is_over: This rank has left its loop.
+
+        Raises:
+            StateError: a rank has left its loop, and others left theirs after another step, or continue.
+        """
         self.is_end_due = False
-        self._worker.stopped = self._worker.stopped or self.end_wanted()
+        asked = "" if is_over and self._worker.should_leave else self._why_end or ""
+        ranks = [json.loads(text) for text in self._worker.gather_text(json.dumps([step, is_over, asked]))]
+        for rank, (*end, reason) in enumerate(ranks):
+            if end != ranks[0][:2]:
+                first = _how_it_goes_on(0, *ranks[0][:2])
+                raise StateError(
+                    f"{first}, and {_how_it_goes_on(rank, *end)}",
+                    "decide by a value that is the same on every rank, as run.evaluate returns it; or call run.stop(reason), "
+                    "which any rank may do, and which ends training after the same step on all",
+                )
+            if reason and self._worker.stopped is None:
+                self._worker.stopped = Stopped(reason, rank)
 
     def meet_if_due(self, end: Position, *, is_end: bool, is_needed: bool, is_pending: bool) -> None:
         """Meet after the step that ends at *end*, if it *is_needed* or time to; the rest is as for `meet`."""
@@ -253,6 +271,10 @@ class Ballot:
         theirs = [json.loads(text) for text in self._worker.gather_text(json.dumps(mine))]
         self._names += sorted({name for names in theirs for name in names})
         require_room(len(self._names))
+
+
+def _how_it_goes_on(rank: int, step: int, is_over: bool) -> str:
+    return f"rank {rank} {'left its loop' if is_over else 'goes on'} after step {step}"
 
 
 def _as_now(value: Any) -> float | torch.Tensor:

@@ -7,6 +7,7 @@ reads before it assigns them.
 from __future__ import annotations
 
 import ast
+import itertools
 import math
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -62,12 +63,18 @@ def deciders_in(frame: FrameType, line: int) -> Iterator[tuple[str, Any, Any]]:
     variables = {**frame.f_globals, **frame.f_locals}
     # A loop that assigns first what it reads carries nothing.
     carried = {name for loop in loops for name, is_read in _uses_in(loop)[1].items() if is_read}
+    found: dict[str, tuple[Any, Any]] = {}
     for path in sorted(set().union(*map(_learned_from, loops))):
         first, *attributes = path.split(".")
         value, owner = variables.get(first) if first in carried else None, None
         for attribute in attributes:
             value, owner = getattr(value, "__dict__", {}).get(attribute), value
-        if value is not None:
+        found[path] = value, owner
+    for path, (value, owner) in found.items():
+        inside = [each for inner, (each, _) in found.items() if inner.startswith(f"{path}.")]
+        # These are looked at where nothing else of an object is read.
+        is_numbers = inside and all(type(each) in (int, float) for each in inside)
+        if value is not None and not is_numbers:
             yield path, value, owner
 
 
@@ -100,6 +107,13 @@ def set_by_the_run(file: str) -> frozenset[str]:
         for each in ast.walk(target)
         if isinstance(each, ast.Name | ast.Attribute) and isinstance(each.ctx, ast.Store)
     )
+
+
+@cache
+def added_to(file: str) -> frozenset[str]:
+    """Return the attributes that a file adds to: `self.tokens += count`."""
+    targets = [node.target for node in nodes_of(file) if isinstance(node, ast.AugAssign)]
+    return frozenset(target.attr for target in targets if isinstance(target, ast.Attribute))
 
 
 def _reads(node: ast.AST, attributes: set[str]) -> bool:
@@ -311,6 +325,14 @@ def _uses(node: ast.AST) -> Iterator[tuple[str, bool]]:
         inside = [each for each in ast.walk(node) if isinstance(each, ast.Name)]
         own = {each.id for each in inside if isinstance(each.ctx, ast.Store)}
         yield from ((each.id, True) for each in inside if each.id not in own)
+        return
+    if isinstance(node, ast.If):
+        # A branch does not see the names that the other one assigns.
+        yield from _uses(node.test)
+        branches = [[use for part in branch for use in _uses(part)] for branch in (node.body, node.orelse)]
+        firsts = dict(reversed(branches[1]))
+        yield from ((name, True) for name, is_read in firsts.items() if is_read)
+        yield from itertools.chain(*branches)
         return
     written, reads = _written(node)
     if written and reads:

@@ -263,8 +263,7 @@ def _note_exits(loop: TrainingLoop) -> None:
         exits(status)
 
     vars(noted)["note_status"] = note_status  # for the launcher, which also sees `raise SystemExit`
-    sys.exit = noted
-    vars(builtins).update(exit=noted, quit=noted)
+    sys.exit = builtins.exit = builtins.quit = noted  # type: ignore[assignment]  # those of `site` are objects
 
 
 def _report_what_ends_the_script() -> None:

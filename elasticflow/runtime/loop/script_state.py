@@ -28,6 +28,7 @@ from elasticflow.runtime.loop import carried_values, kept, script_loops
 from elasticflow.runtime.process import random_streams, torch_private
 from elasticflow.runtime.process.environment import INSTALLED
 from elasticflow.runtime.snapshot import reachable, unsaved
+from elasticflow.system.exceptions import is_own_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -175,7 +176,8 @@ class ScriptState:
         is_first = True
         while frame is not None:
             is_ours = frame.f_globals.get("__name__", "").startswith(_OURS)
-            if not is_ours and (is_first or frame.f_globals is self._globals):
+            is_scripts = frame.f_globals is self._globals or is_own_code(frame.f_code.co_filename)
+            if not is_ours and (is_first or is_scripts):
                 is_first = False
                 yield frame
             frame = frame.f_back
@@ -272,11 +274,16 @@ class ScriptState:
         """Tell of numbers that change with the steps in objects around a kept optimizer: a trainer, a schedule made by hand."""
         kept_ids = {id(optimizer) for optimizer in self._state.optimizers.values()}
         own = {id(value) for value in self._state.objects.values()}  # these have a state of their own
-        for name, holder in _holders_of(kept_ids, variables):
+        for name, holder in _holders_of(kept_ids, own, variables):
             # `self` is the script's `trainer`.
             path = self._paths.setdefault(id(holder), name)
-            for key, value in _numbers_of(path, holder, kept_ids) if id(holder) not in own else ():
-                if key.rpartition(".")[2] not in carried_values.set_by_the_run(self._code.co_filename):
+            for key, value in _numbers_of(path, holder, kept_ids):
+                attribute = key.rpartition(".")[2]
+                if isinstance(value, Tensor):
+                    # Without a sum in it, a loss that each pass computes anew.
+                    if attribute in carried_values.added_to(self._code.co_filename):
+                        self._tell_of_counter(key, float(value))
+                elif attribute not in carried_values.set_by_the_run(self._code.co_filename):
                     self._tell_of_counter(key, value)
 
     def _tell_of_carried(self, frames: Sequence[FrameType]) -> None:
@@ -316,13 +323,13 @@ class ScriptState:
             ):
                 self._tell_of_counter(path, value)
             return
-        if isinstance(value, list | tuple | deque | Mapping):
-            kind, held = RECORD, list(value.values() if isinstance(value, Mapping) else value)
+        if isinstance(value, list | tuple | deque | dict):
+            kind, held = RECORD, list(value.values() if isinstance(value, dict) else value)
             held = [len(held), *held[:_MOST_ENDS], *held[-_MOST_ENDS:]]
             if not all(isinstance(each, (*_SIMPLE, np.number)) for each in held):
                 return
         else:
-            kind, held = DECIDER, _attributes_of(value)
+            kind, held = DECIDER, list(_attributes_of(value).values())
             module = sys.modules.get(type(value).__module__)
             # A library's object, such as an Accelerator, is asked for its rank, too.
             is_installed = any(part in str(getattr(module, "__file__", "")) for part in INSTALLED)
@@ -474,29 +481,39 @@ def _tensors_among(value: Any) -> list[Any]:
     return [each for part in among for each in part] if all(among) else []
 
 
-def _holders_of(kept_ids: set[int], variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the script's objects that have a kept object as an attribute."""
-    for path, value in list(variables.items()):
-        if isinstance(value, type | ModuleType | FunctionType | MethodType) or reachable.is_machinery(value):
-            continue
-        if not path.startswith("_") and any(id(held) in kept_ids for held in _attributes_of(value)):
+def _holders_of(kept_ids: set[int], own: set[int], variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the script's objects, and objects in their attributes, that have a kept object as an attribute; not those in *own*."""
+    roots = {
+        path: value for path, value in variables.items() if not path.startswith("_") and id(value) not in own
+    }
+    inside = {
+        f"{path}.{name}": held
+        for path, value in roots.items()
+        for name, held in _attributes_of(value).items()
+    }
+    for path, value in {**roots, **inside}.items():
+        if id(value) not in own and any(id(held) in kept_ids for held in _attributes_of(value).values()):
             yield path, value
 
 
-def _numbers_of(path: str, holder: Any, kept_ids: set[int]) -> Iterator[tuple[str, int | float]]:
+def _numbers_of(path: str, holder: Any, kept_ids: set[int]) -> Iterator[tuple[str, int | float | Tensor]]:
     """Yield the numbers that *holder* holds, and those of a schedule's phases; a trainer, which has a model, holds its meters, too."""
-    is_schedule = not any(isinstance(value, nn.Module) for value in _attributes_of(holder))
+    is_schedule = not any(isinstance(value, nn.Module) for value in _attributes_of(holder).values())
 
     def enters(value: Any, depth: int) -> bool:
         return depth == 0 or (is_schedule and depth <= _DEEPEST and _is_followed(value))
 
     objects = reachable.objects({path: holder}, enters, kept_ids)
-    yield from ((inner, value) for inner, value, _ in objects if type(value) in (int, float))
+    for inner, value, _ in objects:
+        if type(value) in (int, float) or (isinstance(value, Tensor) and value.ndim == 0):
+            yield inner, value
 
 
-def _attributes_of(value: Any) -> list[Any]:
+def _attributes_of(value: Any) -> dict[str, Any]:
+    if isinstance(value, type | ModuleType | FunctionType | MethodType) or reachable.is_machinery(value):
+        return {}
     ours = type(value).__module__.startswith(("torch", "numpy", _OURS))
-    return [] if ours else list(getattr(value, "__dict__", {}).values())
+    return {} if ours else dict(getattr(value, "__dict__", {}))
 
 
 def _kept(state: State) -> Iterator[Any]:

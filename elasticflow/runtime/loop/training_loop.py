@@ -604,7 +604,7 @@ class TrainingLoop:
         is_now = is_at_once or is_fixed(self.position, is_end=self.schedule.is_end(self.position))
         self.ballot.is_end_due |= self.worker.vote.end and is_now
         if self.ballot.is_end_due:
-            self.ballot.agree_on_end()
+            self.ballot.agree_on_end(self.position.step)
 
     def _snapshot_and_leave(self, snapshots: Snapshots, state: State) -> None:
         worker, epochs = self.worker, self.stages.epochs
@@ -650,7 +650,7 @@ class TrainingLoop:
         self._pass.require_still(self.position.step)
         self.worker.vote.may_cut_short = not self.stages.is_after_batches
         if self.ballot.is_end_due:
-            self.ballot.agree_on_end()
+            self.ballot.agree_on_end(self.position.step)
         if not self._is_owing:
             return
         self._meet(Call.PASS)
@@ -674,7 +674,7 @@ class TrainingLoop:
                 self._own_data.warn_of_workers()
         if not worker.should_leave:
             stages.require_whole_epoch(self.position)
-        self.ballot.agree_on_end()
+        self.ballot.agree_on_end(self.position.step)
         if worker.should_leave and not self.position.is_epoch_end:
             return
         is_pending = self._pass.holds_gradients
@@ -740,15 +740,7 @@ class TrainingLoop:
         self._meet(Call.FINISH)
         self._pass.require_closed(self.position.step)
         self.ballot.meet()
-        steps = [int(text) for text in worker.gather_text(str(self.position.step))]
-        for rank, step in enumerate(steps):
-            if step != steps[0]:
-                raise StateError(
-                    f"rank {rank} left its loop after step {step}, and rank 0 after step {steps[0]}",
-                    "end the loop after the same step on every rank: run.stop(reason), called by any of them, does",
-                )
-        if not worker.should_leave:
-            self.ballot.agree_on_end()
+        self.ballot.agree_on_end(self.position.step, is_over=True)
         if worker.should_leave or self.schedule.is_end(self.position):
             return
         if self._pass.is_left:

@@ -66,8 +66,14 @@ class WriterReports:
                     fields = writer_reports.as_event(report)
                     fields.pop("generation", None)
                     me.event(events.EVENTS[fields.pop("event")], **fields)
-                if isinstance(report, SnapshotReport) and report.reason == writer_reports.FENCED:
-                    self._end_taken_over()
+                if isinstance(report, SnapshotReport) and report.event == events.SNAPSHOT_FAILED:
+                    self._tell_of_failed(report)
+
+    def _tell_of_failed(self, report: SnapshotReport) -> None:
+        if report.reason == writer_reports.FENCED:
+            self._end_taken_over()
+        if self._me.rank == 0:
+            self._me.tell(f"snapshot {report.name} could not be written: {report.reason}")
 
     def _end_taken_over(self) -> NoReturn:
         claim = self._catalog.generations(self._me.generation).get(self._me.generation + 1, {})

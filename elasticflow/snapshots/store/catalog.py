@@ -54,6 +54,19 @@ class Catalog:
         """Return the path of snapshot *name* in the storage, or of the folder of all snapshots."""
         return f"{self.prefix}snapshots/{name}" if name else f"{self.prefix}snapshots"
 
+    def check_writable(self) -> None:
+        """Make sure that files can be made, on a local disk in each folder of an earlier launch, too: it may be another user's.
+
+        Raises:
+            StorageError: as for `Storage.check_writable`.
+        """
+        self.storage.check_writable()
+        if self.storage.is_local:
+            for path in (self.folder("x"), self._generation(1)):
+                folder = self.storage.local_path(path).parent
+                if folder.is_symlink() or folder.exists():
+                    self.storage.check_writable(f"{Path(path).parent}/")
+
     def committed(self) -> list[Manifest]:
         """Return the snapshots that could be restored, newest (generation, step) first.
 

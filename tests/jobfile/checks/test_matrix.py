@@ -91,7 +91,8 @@ def test_names_of_cases_tell_their_values(
     assert tuple(names) == loaded.cases
 
 
-SCALAR = st.one_of(st.integers(0, 10**6), st.floats(1e-6, 10, allow_nan=False), st.booleans())
+# Numbers have few digits: a name of more than a hundred letters is refused.
+SCALAR = st.one_of(st.integers(0, 10**6), st.integers(1, 10**4).map(lambda n: n / 1000), st.booleans())
 AXES = st.dictionaries(
     st.sampled_from(["job.seed", "optimizer.args.lr", "train.epochs", "nodes.max", "restarts.budget"]),
     st.lists(SCALAR, min_size=1, max_size=4, unique_by=lambda value: (isinstance(value, bool), value)),

@@ -154,6 +154,7 @@ class Trial:
             time.sleep(0.02)
         for number, launcher in self._launchers.items():
             if node is None or number == node:
+                launcher.kill()  # one that has just begun has no environment to be found by
                 launcher.wait()
 
     def terminate(self, node: int | None, grace_s: float) -> float:

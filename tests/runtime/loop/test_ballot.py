@@ -51,5 +51,5 @@ def test_a_reason_to_stop_is_a_text_that_ranks_can_exchange(me: Any, given: Any,
     me.gather_text = lambda text: [text.encode().decode()]
     ballot = Ballot(me)
     ballot.request_end(given)
-    ballot.agree_on_end()
+    ballot.agree_on_end(3)
     assert me.stopped == Stopped(told, 0)

@@ -99,6 +99,12 @@ run.finish()
 
 
 MODELS = [
+    right(
+        "a snapshot that finds no room, in a loop that goes on",
+        WELL,
+        environment={"ELASTICFLOW_FAULTS": "shares.before_write=raise:ENOSPC@1"},
+        says="could not be written: OSError: [Errno 28] No space left on device",
+    ),
     right("the loop written well on two ranks", WELL, ranks=2),
     refused(
         "the model is not wrapped",
@@ -1081,6 +1087,20 @@ LEAVING = [
                 if batch.end.step == 3:
                     break
         """,
+    ),
+    refused(
+        "break out of run.epochs by what each rank measures",
+        "rank 0 goes on after step 5, and rank 1 left its loop after step 5",
+        """
+        run, model, optimizer = begin()
+        for epoch in run.epochs(3):
+            for batch in run.batches(Numbers(), size=8):
+                run.step(loss=learn(model, optimizer, batch))
+            if epoch + run.rank == 1:
+                break
+        run.finish()
+        """,
+        ranks=2,
     ),
     right(
         "break out of run.epochs",

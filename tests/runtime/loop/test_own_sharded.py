@@ -51,7 +51,7 @@ def agree(first: dict[str, Any], second: dict[str, Any]) -> None:
 
 
 def test_a_loop_killed_and_resumed_at_other_degrees(groups: Callable[..., Group]) -> None:
-    """Two ranks share a model; then four, two and two; then one of three holds everything; then nobody shares.
+    """Two ranks share a model; then four, two and two; then three; then two that have it whole.
 
     Each time every number of model and optimizer is the one that the snapshot holds, and no rank stored a row twice.
     """
@@ -61,7 +61,7 @@ def test_a_loop_killed_and_resumed_at_other_degrees(groups: Callable[..., Group]
     assert before is not None
     assert 4 == before.step
     assert 2 == before.format
-    ways = [(4, 2, "10"), (3, 3, "13"), (2, 0, "15"), (4, 4, "")]
+    ways = [(4, 2, "10"), (3, 3, "13"), (2, 0, "")]
     for world, degree, stop in ways:
         newest = group.catalog.newest()
         assert newest is not None

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import io
 import random
+import runpy
 import sys
+import textwrap
 import time
 from collections import deque
 from types import ModuleType, SimpleNamespace
@@ -38,6 +40,7 @@ from elasticflow.runtime.state.state import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 
 class Script:
@@ -397,16 +400,23 @@ def test_a_number_that_changes_beside_an_optimizer_is_told(me: Any) -> None:
     script = Script(me)
     warmup = Warmup(script.optimizer)
     follows = SimpleNamespace(optimizer=script.optimizer, now=0)
+    trainer = SimpleNamespace(model=script.model, schedule=Warmup(script.optimizer))
+    kept = Phases(script.optimizer)
+    kept.phases.append(Warmup(script.optimizer))
+    held = SimpleNamespace(schedule=kept)
     run = SimpleNamespace(position=SimpleNamespace(step=0))
-    script.keep()
-    script.step(warmup.step)
+    script.keep(kept=kept)
+    steps = warmup.step, trainer.schedule.step, *(each.step for each in held.schedule.phases)
+    script.step(*steps)
     assert script.told == {}
 
     run.position.step = 1
     follows.now = run.position.step
-    script.step(warmup.step)
+    script.step(*steps)
 
-    assert script.told == {"warmup.n_steps": "number that changes with the steps"}
+    assert script.told == dict.fromkeys(
+        ("warmup.n_steps", "trainer.schedule.n_steps"), "number that changes with the steps"
+    )
 
 
 class Environment:
@@ -586,7 +596,7 @@ def test_a_number_by_which_a_schedule_steps_or_the_loop_ends_is_told(me: Any) ->
     """A mean loss for ReduceLROnPlateau, the patience of an early end and the best that decides about it; not a best that is only shown."""
     script = Script(me)
     schedule = lr_scheduler.ReduceLROnPlateau(script.optimizer)
-    total, bad, best, shown = 0.0, 0, 0.0, 9.0
+    total, bad, best, shown, worse, later = 0.0, 0, 0.0, 9.0, 0, 0
     script.keep(schedule=schedule)
     for _ in range(3):
         total += 1.0
@@ -600,8 +610,16 @@ def test_a_number_by_which_a_schedule_steps_or_the_loop_ends_is_told(me: Any) ->
                 break
         if mean < shown:
             shown = mean - 1
+        if mean < 0:
+            worse = 0
+        else:
+            worse += 1
+        if best < 0:
+            later = worse
+        if worse + later > 9:
+            break
         script.step()
-    assert script.told == dict.fromkeys(("total", "bad", "best"), COUNTER)
+    assert script.told == dict.fromkeys(("total", "bad", "best", "worse"), COUNTER)
 
 
 class EarlyStopping:
@@ -681,11 +699,11 @@ def test_a_callback_that_ends_training_is_told(me: Any) -> None:
 
 
 def test_a_number_by_which_the_script_saves_a_file_is_told(me: Any) -> None:
-    """The best loss, a count of the trainer's; not the time of the last file, and not the epoch."""
+    """The best loss, a count of the trainer's; not the time of the last file, the epoch, or sums beside a setting."""
     saved: list[float] = []
     script, run = Script(me), SimpleNamespace(epochs=range)
     trainer = SimpleNamespace(model=script.model, best=9.0, save=saved.append)
-    best, since = 9.0, time.time()
+    best, since, config = 9.0, time.time(), SimpleNamespace(save_every=99, shown=0.0)
     script.keep()
     for epoch in run.epochs(3):
         loss = 3.0 - epoch
@@ -695,11 +713,33 @@ def test_a_number_by_which_the_script_saves_a_file_is_told(me: Any) -> None:
         if loss < trainer.best:
             trainer.best = loss
             trainer.save(loss)
-        if time.time() - since > 600 or epoch % 2 == 0:
+        config.shown += loss
+        if time.time() - since > 600 or epoch % 2 == 0 or epoch % config.save_every == 0:
             since = time.time()
-            saved.append(epoch)
+            torch.save(epoch, io.BytesIO())
         script.step()
     assert script.told == {"best": COUNTER, "trainer.best": COUNTER}
+
+
+def test_a_loop_in_another_file_of_the_script_is_read(me: Any, tmp_path: Path) -> None:
+    """As where a base class has the loop, and a subclass in a file of its own the pass; not where an installed package has it."""
+    loop = """
+        def loop(script):
+            worse = 0
+            for _ in range(3):
+                worse += 1
+                if worse > 9:
+                    break
+                script.step()
+        """
+    for folder, told in (("project", {"worse": COUNTER}), ("site-packages", {})):
+        path = tmp_path / folder / "base.py"
+        path.parent.mkdir()
+        path.write_text(textwrap.dedent(loop))
+        script = Script(me)
+        script.keep()
+        runpy.run_path(str(path))["loop"](script)
+        assert script.told == told
 
 
 def test_a_number_of_the_run_in_a_trainer_is_not_told(me: Any) -> None:
@@ -707,14 +747,17 @@ def test_a_number_of_the_run_in_a_trainer_is_not_told(me: Any) -> None:
     script = Script(me)
     run = SimpleNamespace(epochs=range)
     trainer = SimpleNamespace(model=script.model, optimizer=script.optimizer, epoch=0, done=0, seen=0)
+    trainer.tokens, trainer.loss = 0, None
     script.keep()
     for epoch in run.epochs(3):
         batch = SimpleNamespace(end=SimpleNamespace(step=epoch))
         trainer.epoch = epoch
         trainer.done = batch.end.step
         trainer.seen += 1
+        trainer.tokens += torch.tensor(8)
+        trainer.loss = torch.tensor(1 / (1 + epoch))
         script.step()
-    assert script.told == {"trainer.seen": COUNTER}
+    assert script.told == {"trainer.seen": COUNTER, "trainer.tokens": COUNTER}
 
 
 def test_a_look_does_not_walk_through_the_layers_of_a_model(me: Any, monkeypatch: pytest.MonkeyPatch) -> None:

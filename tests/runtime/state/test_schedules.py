@@ -192,7 +192,7 @@ def _member(rank: int, world_size: int) -> Any:
     device = torch.device("cpu")
     return SimpleNamespace(
         rank=rank, world_size=world_size, seed=SEED, device=device, generators=Generators(SEED, device),
-        job="counting", job_digest="", should_leave=False, scalar_names=[],
+        job="counting", job_digest="", should_leave=False, own_reason_to_stop=lambda: None, scalar_names=[],
         layout=ShardLayout(world_size, rank),
     )  # fmt: skip
 

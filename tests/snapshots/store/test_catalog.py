@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elasticflow.errors import SnapshotError
+from elasticflow.errors import SnapshotError, StorageError
 from elasticflow.run_folder import snapshot_name
 from elasticflow.snapshots.format.manifest import DamagedSnapshotError, FileEntry, Manifest
 from elasticflow.snapshots.store.catalog import Catalog
@@ -42,6 +42,23 @@ def test_empty(catalog: Catalog) -> None:
     assert catalog.newest_generation() == 0
     assert catalog.quarantined() == {}
     assert catalog.read_job_record() is None
+
+
+@pytest.mark.parametrize("name", ["snapshots", "generations"])
+@pytest.mark.parametrize("is_link", [True, False])
+def test_a_folder_that_takes_no_file_is_refused(tmp_path: Path, name: str, *, is_link: bool) -> None:
+    """A file, or a link to nowhere, in its place; a folder of another user is the same to us."""
+    place = tmp_path / "run" / name
+    place.parent.mkdir()
+    if is_link:
+        place.symlink_to(tmp_path / "nowhere")
+    else:
+        place.write_text("no folder")
+    with pytest.raises(StorageError, match="cannot be written"):
+        Catalog(Storage(str(tmp_path)), "run/").check_writable()
+    place.unlink()
+    Catalog(Storage(str(tmp_path)), "run/").check_writable()
+    assert not place.exists()
 
 
 def test_newest_first_by_generation_then_step(catalog: Catalog) -> None:
