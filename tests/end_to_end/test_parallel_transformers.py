@@ -133,11 +133,10 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedProgram
     made.close()
 
 
-# The plain ones show nothing that the others do not, and are quicker to look into when something is wrong. Layers that are
-# frozen, as those of peft, are also trained at several degrees in tests/runtime/training/test_sharded_step.py.
+# The plain ones show nothing that the others do not, and are quicker to look into when something is wrong.
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=() if name.startswith("llama,") else pytest.mark.nightly) for name in JOBS],
+    [pytest.param(name, marks=pytest.mark.nightly if name in ("llama", "lora") else ()) for name in JOBS],
 )
 def test_models_of_others_have_the_same_bits_at_every_degree(
     name: str, tmp_path: Path, programs: ForkedPrograms
