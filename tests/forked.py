@@ -17,6 +17,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +69,8 @@ class Program:
     def kill(self) -> None:
         """End it, unless it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # its exit code is under way
+                os.kill(self.pid, signal.SIGKILL)
 
 
 class ForkedPrograms:

@@ -9,11 +9,12 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from elasticflow.system.installation import is_of_installed_package
+
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _LIBRARIES = tuple(
     {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
-_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 # The generated entry point of a launch.
 _ENTRY_POINT = f"{os.sep}launches{os.sep}"
 _MOST_FRAMES, _MOST_CAUSES = 50, 10
@@ -42,7 +43,7 @@ def is_own_code(path: str) -> bool:
     """Return whether the file at *path* is the user's own: neither a library's, nor elasticflow's, nor a generated entry point."""
     if path.startswith(("<", _PACKAGE, *_LIBRARIES)):
         return False
-    return not any(part in path for part in (*_INSTALLED, _ENTRY_POINT))
+    return _ENTRY_POINT not in path and not is_of_installed_package(path)
 
 
 def _frame(frame: traceback.FrameSummary) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The elasticflow that runs: its version, the folder that Python finds it in, and processes of its modules."""
+"""The elasticflow that runs: its version, the folder that Python finds it in, and processes of its modules; installed packages."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ VERSION = "0.1.0"
 
 ABOVE_PACKAGE = Path(__file__).resolve().parents[2]
 """Folder in which Python finds this very package."""
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
+
+def is_of_installed_package(path: str) -> bool:
+    """Return True if the file at *path* is a package's that pip or the system has installed, in whatever environment."""
+    return any(part in path for part in _INSTALLED)
 
 
 def module_command(module: str, *arguments: str, options: Sequence[str] = ()) -> list[str]:

@@ -151,10 +151,9 @@ class Ballot:
         if reason is not None:
             self.request_end(reason)
 
-    def end_wanted(self) -> Stopped | None:
-        """Return the first request to end training; None: there is none. Collective: every rank."""
-        reasons = self._worker.gather_text(self._why_end or "")
-        return next((Stopped(reason, rank) for rank, reason in enumerate(reasons) if reason), None)
+    def end_wanted(self) -> str | None:
+        """Return the reason of the first request to end training; None: there is none. Collective: every rank."""
+        return next(filter(None, self._worker.gather_text(self._why_end or "")), None)
 
     def agree_on_end(self, step: int, *, is_over: bool = False) -> None:
         """End training before the step after *step* if some rank asked for it. Collective: every rank.

@@ -204,15 +204,19 @@ def _learned_from(loop: ast.For | ast.While) -> frozenset[str]:
                 found |= _read_in(value)
         grows = len(found) > before
     timed = [target for target, value in bound if _read_in(value) & _CLOCKS]
-    lines = {ast.unparse(each): each.lineno for each in reversed(nodes) if _is_last(each)}
+    found |= {name for name in _with_old_last_items(nodes) if f"{name}[-1]" in found}
+    return frozenset(found.difference(*(_names_in(target, ast.Store) for target in timed)))
+
+
+def _with_old_last_items(nodes: list[ast.AST]) -> set[str]:
+    """Return the lists of which a pass reads the last item, `losses[-1]`, and has not appended it before."""
+    read = {ast.unparse(each.value): each.lineno for each in reversed(nodes) if _is_last(each)}
     appended = {
-        f"{ast.unparse(each.value)}[-1]": each.lineno
+        ast.unparse(each.value): each.lineno
         for each in nodes
         if isinstance(each, ast.Attribute) and each.attr == "append"
     }
-    # The last item of a list is not from an earlier pass if this one has appended it.
-    found |= {each[:-4] for each in found & lines.keys() if appended.get(each, math.inf) > lines[each]}
-    return frozenset(found.difference(*(_names_in(target, ast.Store) for target in timed)))
+    return {name for name, line in read.items() if appended.get(name, math.inf) > line}
 
 
 def _bound_in(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:

@@ -14,6 +14,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Mapping
+from functools import cache
 from types import FunctionType, GeneratorType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,9 +27,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from elasticflow.errors import StateError
 from elasticflow.runtime.loop import carried_values, kept, script_loops
 from elasticflow.runtime.process import random_streams, torch_private
-from elasticflow.runtime.process.environment import INSTALLED
 from elasticflow.runtime.snapshot import reachable, unsaved
 from elasticflow.system.exceptions import is_own_code
+from elasticflow.system.installation import is_of_installed_package
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -39,8 +40,10 @@ if TYPE_CHECKING:
 
 _METHODS = ("state_dict", "load_state_dict")
 _DEEPEST = 2
-_MOST_ITEMS, _MOST_ENDS = 1000, 9
+_MOST_ITEMS = 1000
 """Items of a container; a longer one is data."""
+_MOST_ENDS = 9
+"""Items of a record that are compared, at its beginning and at its end."""
 _MOST_NUMBERS = 100_000
 """Numbers of an array that are compared."""
 _OURS = "elasticflow."
@@ -278,17 +281,15 @@ class ScriptState:
             # `self` is the script's `trainer`.
             path = self._paths.setdefault(id(holder), name)
             for key, value in _numbers_of(path, holder, kept_ids):
-                attribute = key.rpartition(".")[2]
-                if isinstance(value, Tensor):
-                    # Without a sum in it, a loss that each pass computes anew.
-                    if attribute in carried_values.added_to(self._code.co_filename):
-                        self._tell_of_counter(key, float(value))
-                elif attribute not in carried_values.set_by_the_run(self._code.co_filename):
-                    self._tell_of_counter(key, value)
+                if not isinstance(value, Tensor):
+                    self._tell_of_attribute(key, value)
+                # Without a sum in it, a loss that each pass computes anew.
+                elif key.rpartition(".")[2] in carried_values.added_to(self._code.co_filename):
+                    self._tell_of_counter(key, float(value))
 
     def _tell_of_carried(self, frames: Sequence[FrameType]) -> None:
         """Tell of tensors and arrays that the loop carries from pass to pass and no kept object holds."""
-        own: set[int] = set()
+        own = cache(lambda: {id(each) for each in _kept(self._state)} | _tensors_of(self._state))
         lines = [(frame, frame.f_lineno) for frame in frames]
         if self._repeats_epochs():
             # The epoch makes again what passes inside it carry.
@@ -299,16 +300,18 @@ class ScriptState:
             ]
         for frame, line in lines:
             for name, value in carried_values.carried_in(frame, line):
-                own = own or {id(each) for each in _kept(self._state)} | _tensors_of(self._state)
-                if id(value) not in own:
+                if id(value) not in own():
                     self._tell_once(name, name, CARRIED)
             for name, number in carried_values.counted_in(frame, line):
                 self._tell_of_counter(name, number)
             for path, value, owner in carried_values.deciders_in(frame, line):
-                own = own or {id(each) for each in _kept(self._state)} | _tensors_of(self._state)
                 for inner, each in _setters_of(path, owner) if isinstance(value, bool) else [(path, value)]:
-                    if id(each) not in own:
+                    if id(each) not in own():
                         self._tell_of_decider(inner, each)
+
+    def _tell_of_attribute(self, path: str, value: float) -> None:
+        if path.rpartition(".")[2] not in carried_values.set_by_the_run(self._code.co_filename):
+            self._tell_of_counter(path, value)
 
     def _tell_of_counter(self, path: str, value: float) -> None:
         if self._has_moved(path, value) and dict(self._values).get(path.rpartition(".")[2]) != value:
@@ -318,10 +321,8 @@ class ScriptState:
         """Tell of an attribute, a list or dict, or an object without a model, such as an early stopping, once its numbers change."""
         if isinstance(value, int | float):
             # `counted_in` has plain variables.
-            if "." in path and path.rpartition(".")[2] not in carried_values.set_by_the_run(
-                self._code.co_filename
-            ):
-                self._tell_of_counter(path, value)
+            if "." in path:
+                self._tell_of_attribute(path, value)
             return
         if isinstance(value, list | tuple | deque | dict):
             kind, held = RECORD, list(value.values() if isinstance(value, dict) else value)
@@ -332,7 +333,7 @@ class ScriptState:
             kind, held = DECIDER, list(_attributes_of(value).values())
             module = sys.modules.get(type(value).__module__)
             # A library's object, such as an Accelerator, is asked for its rank, too.
-            is_installed = any(part in str(getattr(module, "__file__", "")) for part in INSTALLED)
+            is_installed = is_of_installed_package(str(getattr(module, "__file__", "")))
             if is_installed or any(isinstance(each, nn.Module | Optimizer) for each in held):
                 return
             held = [each for each in held if each is None or isinstance(each, (*_SIMPLE, np.number))]

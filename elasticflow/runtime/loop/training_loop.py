@@ -656,8 +656,7 @@ class TrainingLoop:
         self._meet(Call.PASS)
         snapshots, _ = self.kept("step")
         self._is_owing = False
-        wanted = self.ballot.end_wanted()
-        snapshots.note_end_wanted(None if wanted is None else wanted.reason)
+        snapshots.note_end_wanted(self.ballot.end_wanted())
         if self.worker.should_leave:
             snapshots.finish(self.position)
         else:

@@ -22,15 +22,13 @@ from elasticflow import events
 from elasticflow.errors import StateError
 from elasticflow.runtime.measuring.speed import device_name
 from elasticflow.runtime.process import float32
+from elasticflow.system.installation import is_of_installed_package
 from elasticflow.system.machine import cpu_model
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from elasticflow.runtime.process.context import Worker
-
-INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-"""Parts of the paths of installed packages."""
 
 _MOST_FILES = 2000
 _LIBRARIES = {"mkl": r"Math Kernel Library Version (\S+)", "onednn": r"MKL-DNN v(\S+)"}
@@ -151,9 +149,7 @@ def _digests_of_sources(root: Path) -> dict[str, str]:
             continue
         # Packages installed inside the project have versions; so has elasticflow, wherever it lies. train.py belongs to
         # the launch folder; modules that torch's compiler wrote in the run folder are loaded as parts of torch.
-        if name.partition(".")[0] in {"elasticflow", "__main__", "torch"} or any(
-            part in file for part in INSTALLED
-        ):
+        if name.partition(".")[0] in {"elasticflow", "__main__", "torch"} or is_of_installed_package(file):
             continue
         source = Path(file)
         try:

@@ -12,7 +12,7 @@ from importlib.machinery import SourceFileLoader
 from typing import TYPE_CHECKING
 
 from elasticflow.runtime.process import random_streams
-from elasticflow.runtime.process.environment import INSTALLED
+from elasticflow.system.installation import is_of_installed_package
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,7 +55,7 @@ class _SeededImports:
         loader, file = spec.loader, spec.origin or ""
         # Modules may share a loader of another kind. An installed package that draws does so in the state of the module
         # that imports it.
-        if type(loader) is not SourceFileLoader or any(part in file for part in INSTALLED):
+        if type(loader) is not SourceFileLoader or is_of_installed_package(file):
             return
         execute = loader.exec_module
 

@@ -714,7 +714,7 @@ def test_a_number_by_which_the_script_saves_a_file_is_told(me: Any) -> None:
             trainer.best = loss
             trainer.save(loss)
         config.shown += loss
-        if time.time() - since > 600 or epoch % 2 == 0 or epoch % config.save_every == 0:
+        if time.time() - since > 600 or epoch >= 0 or epoch % config.save_every == 0:
             since = time.time()
             torch.save(epoch, io.BytesIO())
         script.step()
