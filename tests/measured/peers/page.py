@@ -395,8 +395,10 @@ def grid(trials: Mapping[tuple[str, str, str], Record]) -> str:
 def page(records: Sequence[Record], versions: Mapping[str, Mapping[str, str]]) -> str:
     """Return the Markdown of the page."""
     trials = newest(records, "mlp", 2)
-    days = sorted({record["when"][:10] for record in trials.values()})
-    busy = [record for record in trials.values() if is_busy(record)]
+    others = {size: newest(records, *size) for size in (("gpt", 2), ("mlp", 3), ("gpt", 3))}
+    shown = [record for of_size in (trials, *others.values()) for record in of_size.values()]
+    days = sorted({record["when"][:10] for record in shown})
+    busy = [record for record in shown if is_busy(record)]
     loads = [record["load"] for record in busy]
     machine = next(iter(trials.values()))["machine"] if trials else ""
     parts = [
@@ -408,12 +410,11 @@ def page(records: Sequence[Record], versions: Mapping[str, Mapping[str, str]]) -
     ]
     parts += ["## Table", "", LEGEND, "", table(trials), ""]
     better = others_are_better(trials)
-    for model, workers in (("gpt", 2), ("mlp", 3), ("gpt", 3)):
-        other = newest(records, model, workers)
+    for (model, workers), other in others.items():
         if other:
             name = f"{MODELS[model]}, {workers} workers"
-            shown = [fault for fault in FAULTS if any(key[2] == fault for key in other)]
-            parts += [f"## {name}", "", table(other, shown), ""]
+            faults = [fault for fault in FAULTS if any(key[2] == fault for key in other)]
+            parts += [f"## {name}", "", table(other, faults), ""]
             better += [f"{line} ({name})" for line in others_are_better(other)]
     parts += ["## Where others are better", "", WHERE, "", *(better or ["- nowhere in these tables"]), ""]
     parts += [TEXT_RULES, "", "## Settings and versions", ""]
