@@ -176,7 +176,7 @@ def _take_part(
     code = node.take_part()
     if code is None:
         say("the process that led the run is gone")
-    elif code == INTERRUPTED and not node.was_asked and not request.folder.cancel.exists():
+    elif code == INTERRUPTED and not node.was_asked:
         say("the launch is over, and the run is not: it continues as soon as a machine leads it")
         return None, number
     return code, number
