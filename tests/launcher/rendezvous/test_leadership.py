@@ -88,6 +88,7 @@ def test_one_launch_after_another_meets_at_the_same_port(tmp_path: Path) -> None
         found = open_store(plan)
         keys = found.connect()
         assert not keys.check(["a"])
+        assert not found.is_led_anew()
         keys.set("a", "1")
         found.close()
         with pytest.raises(StoreLostError):
@@ -95,13 +96,15 @@ def test_one_launch_after_another_meets_at_the_same_port(tmp_path: Path) -> None
 
 
 def test_second_leader_is_refused_while_the_first_lives(served: StoreAddress, tmp_path: Path) -> None:
-    """One of a job at a time; once the first is over or silent the next launch has the next number."""
+    """One of a job at a time; once the first is over or silent the next launch has the next number, and the first can see that."""
     plan = plan_for(served, tmp_path)
     first = open_store(plan)
     with pytest.raises(errors.LedElsewhereError, match="led by another process"):
         open_store(plan)
     first.close()
+    assert not first.is_led_anew()
     second = open_store(plan)
+    assert [True, False] == [first.is_led_anew(), second.is_led_anew()]
     second.close()
     second.connect().set(EXIT_CODE, "0")
     third = open_store(plan)
