@@ -115,7 +115,7 @@ def join(
     folder = request.folder
     while True:
         try:
-            number = await_launch(keys, store_address, last, say)
+            number = await_launch(keys, store_address, last, say, is_patient=not last or locked > 0)
             node = Node(request, plan, store_address.under(str(number)), say)
         except StoreLostError as error:
             raise LaunchNotFoundError(
@@ -213,25 +213,36 @@ def await_server(address: StoreAddress, say: Callable[[str], None]) -> None:
 
 
 def await_launch(
-    keys: ControlStore, store_address: StoreAddress, last: int, say: Callable[[str], None]
+    keys: ControlStore,
+    store_address: StoreAddress,
+    last: int,
+    say: Callable[[str], None],
+    *,
+    is_patient: bool = True,
 ) -> int:
     """Return the number of the job's newest launch, later than *last* or led again, that is not over.
 
     Args:
         store_address: Address of *keys*.
         last: Number of a launch whose leader gave no sign of life; 0: none. It may have been cut off for a while.
+        is_patient: False: this machine can lead, so a process that claimed a later launch and died is not waited for.
 
     Raises:
         LaunchNotFoundError: there is no such launch in time.
     """
     what = f"a run of this job at {store_address.endpoint}"
     watch = SupervisorWatch(control_store.connect(store_address.under(str(last)))) if last else None
+    claimed, claimer = last, None
     for attempt, _ in enumerate(attempts(_CONNECT_S, _AGAIN_S / 2)):
         number = newest_launch(keys)
         if watch is not None:
             watch.look()
         if (number > last or (watch is not None and watch.has_changed)) and _is_led(store_address, number):
             return number
+        if number > claimed:
+            claimed, claimer = number, SupervisorWatch(control_store.connect(store_address.under(str(number))))
+        if not is_patient and claimer is not None and claimer.look():
+            break
         if attempt == 0:
             say(f"waiting for {what}")
     raise LaunchNotFoundError(f"nobody leads {what}", "start it first: elasticflow run JOB")

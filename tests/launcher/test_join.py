@@ -21,6 +21,7 @@ from elasticflow.errors import (
 )
 from elasticflow.launcher import join
 from elasticflow.launcher.join import await_server, check_shared
+from elasticflow.launcher.rendezvous import liveness
 from elasticflow.launcher.rendezvous.invitation import Invitation, versions
 from elasticflow.launcher.rendezvous.leadership import connect
 from elasticflow.launcher.rendezvous.store_keys import EXIT_CODE, SUPERVISOR_BEAT
@@ -175,7 +176,7 @@ def test_lock_that_outlives_its_machine_is_waited_for(
         def take_part(self) -> None:
             return None
 
-    def await_launch(_keys: object, _address: object, last: int, _say: object) -> int:
+    def await_launch(_keys: object, _address: object, last: int, _say: object, **_: object) -> int:
         if last:
             raise LaunchNotFoundError("nobody leads a run of this job")
         return 1
@@ -222,6 +223,31 @@ def test_leader_that_was_cut_off_for_a_while_is_found_again(monkeypatch: pytest.
     finally:
         is_found.set()
         leader.join()
+        server.close()
+
+
+def test_machine_that_may_lead_does_not_wait_for_one_that_died_before_its_invitation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It had claimed the launch."""
+    for name, seconds in (("_SILENT_S", 0.4), ("BEAT_S", 0.01)):
+        monkeypatch.setattr(liveness, name, seconds)
+    monkeypatch.setattr(join, "_AGAIN_S", 0.02)
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = StoreAddress("127.0.0.1", listener.getsockname()[1])
+    server = StoreServer(listener)
+    keys, looks = server.store(address.prefix), itertools.count()
+
+    def newest(_: object) -> int:
+        if next(looks) == 1000:
+            keys.set(f"2/{INVITATION_KEY}", "{}")
+        return 2
+
+    monkeypatch.setattr(join, "newest_launch", newest)
+    try:
+        with pytest.raises(LaunchNotFoundError):
+            join.await_launch(connect(address), address, 1, lambda _: None, is_patient=False)
+    finally:
         server.close()
 
 
