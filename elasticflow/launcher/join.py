@@ -232,7 +232,8 @@ def await_launch(
     """
     what = f"a run of this job at {store_address.endpoint}"
     watch = SupervisorWatch(control_store.connect(store_address.under(str(last)))) if last else None
-    claimed, claimer = last, None
+    claimed = last
+    claimer: SupervisorWatch | None = None
     for attempt, _ in enumerate(attempts(_CONNECT_S, _AGAIN_S / 2)):
         number = newest_launch(keys)
         if watch is not None:
