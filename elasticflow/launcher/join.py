@@ -241,7 +241,10 @@ def await_launch(
         if (number > last or (watch is not None and watch.has_changed)) and _is_led(store_address, number):
             return number
         if number > claimed:
-            claimed, claimer = number, SupervisorWatch(control_store.connect(store_address.under(str(number))))
+            claimed, claimer = (
+                number,
+                SupervisorWatch(control_store.connect(store_address.under(str(number)))),
+            )
         if not is_patient and claimer is not None and claimer.look():
             break
         if attempt == 0:
