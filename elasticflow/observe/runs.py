@@ -64,6 +64,13 @@ def find_run(project_root: Path, text: str | None, *, by_hand: bool = False) -> 
     others = [] if by_hand else list_runs(project_root, by_hand=True)
     if others := [run for run in others if text in {None, run.run_id, run.job}]:
         raise _no_supervisor(text or others[0].job)
+    # Each machine that took part has the files of its own node there.
+    for path in folder.glob("*/*/nodes"):
+        if text in {None, path.parent.name, path.parent.parent.name}:
+            raise RunNotFoundError(
+                f"run {path.parent.name} is led by another machine: here are only the logs of this machine's workers",
+                "give the command on the machine that leads it",
+            )
     if text is None:
         raise RunNotFoundError(f"there are no runs in {folder}", "start one: elasticflow run JOB.toml")
     raise RunNotFoundError(f'no run "{text}" in {folder}', _remedy(text, runs))
