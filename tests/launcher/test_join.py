@@ -6,6 +6,7 @@ import itertools
 import socket
 import threading
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -259,16 +260,16 @@ def test_leader_in_whose_place_another_machine_leads_is_told_from_one_that_faile
     keys = server.store(address.prefix)
     request = Request(make_job(), (), (), tmp_path, RunFolder(tmp_path / "job" / "run"))
 
-    def lead(number: str, code: int = 1) -> int:
+    def lead(number: str, code: int, _: Request) -> int:
         keys.set("newest", number)
         keys.set(f"1/{EXIT_CODE}", str(code))
         return code
 
     try:
-        assert 1 == join.lead_unless_led(request, lambda _: lead("1"), address)
+        assert 1 == join.lead_unless_led(request, partial(lead, "1", ANSWER_IS_NO), address)
         for code in (ANSWER_IS_NO, BUDGET_SPENT):
             with pytest.raises(LedElsewhereError):
-                join.lead_unless_led(request, lambda _, code=code: lead("2", code), address)
+                join.lead_unless_led(request, partial(lead, "2", code), address)
     finally:
         server.close()
     assert 1 == join.lead_unless_led(request, lambda _: 1, address)
