@@ -16,6 +16,7 @@ from elasticflow.compiler.plan.launch_plan import plan_job
 from elasticflow.compiler.provenance.origins import JOB_JSON, Made, origins_now
 from elasticflow.errors import (
     ANSWER_IS_NO,
+    BUDGET_SPENT,
     INTERRUPTED,
     KILLED_BY_USER,
     LaunchNotFoundError,
@@ -30,7 +31,13 @@ from elasticflow.launcher.agent.waiting_agent import next_launch_id
 from elasticflow.launcher.launch import check_torch, snapshots_of
 from elasticflow.launcher.rendezvous import network
 from elasticflow.launcher.rendezvous.invitation import Invitation
-from elasticflow.launcher.rendezvous.leadership import NAME_REMEDY, connect, newest_launch, store_address_of
+from elasticflow.launcher.rendezvous.leadership import (
+    NAME_REMEDY,
+    connect,
+    has_later_launch,
+    newest_launch,
+    store_address_of,
+)
 from elasticflow.launcher.rendezvous.liveness import SupervisorWatch
 from elasticflow.launcher.rendezvous.store_keys import CANCELLED, EXIT_CODE, INVITATION, LAUNCH, NOTICED
 from elasticflow.launcher.rendezvous.supervisor_channel import Outbox
@@ -108,15 +115,15 @@ def join(
     folder = request.folder
     while True:
         try:
-            number = await_launch(keys, store_address, last, say)
+            number = await_launch(keys, store_address, last, say, is_patient=not last or locked > 0)
             node = Node(request, plan, store_address.under(str(number)), say)
         except StoreLostError as error:
             raise LaunchNotFoundError(
                 str(error), "start the run again, or what serves its rendezvous"
             ) from error
         except LaunchNotFoundError:
-            # A network's file system keeps the lock of a machine that was lost for a while.
-            if not locked:
+            # The machine that took over was lost, too; a network's file system keeps its lock for a while.
+            if not last:
                 raise
         else:
             code = node.take_part()
@@ -206,25 +213,40 @@ def await_server(address: StoreAddress, say: Callable[[str], None]) -> None:
 
 
 def await_launch(
-    keys: ControlStore, store_address: StoreAddress, last: int, say: Callable[[str], None]
+    keys: ControlStore,
+    store_address: StoreAddress,
+    last: int,
+    say: Callable[[str], None],
+    *,
+    is_patient: bool = True,
 ) -> int:
     """Return the number of the job's newest launch, later than *last* or led again, that is not over.
 
     Args:
         store_address: Address of *keys*.
         last: Number of a launch whose leader gave no sign of life; 0: none. It may have been cut off for a while.
+        is_patient: False: this machine can lead, so a process that claimed a later launch and died is not waited for.
 
     Raises:
         LaunchNotFoundError: there is no such launch in time.
     """
     what = f"a run of this job at {store_address.endpoint}"
     watch = SupervisorWatch(control_store.connect(store_address.under(str(last)))) if last else None
+    claimed = last
+    claimer: SupervisorWatch | None = None
     for attempt, _ in enumerate(attempts(_CONNECT_S, _AGAIN_S / 2)):
         number = newest_launch(keys)
         if watch is not None:
             watch.look()
         if (number > last or (watch is not None and watch.has_changed)) and _is_led(store_address, number):
             return number
+        if number > claimed:
+            claimed, claimer = (
+                number,
+                SupervisorWatch(control_store.connect(store_address.under(str(number)))),
+            )
+        if not is_patient and claimer is not None and claimer.look():
+            break
         if attempt == 0:
             say(f"waiting for {what}")
     raise LaunchNotFoundError(f"nobody leads {what}", "start it first: elasticflow run JOB")
@@ -238,9 +260,11 @@ def lead_unless_led(request: Request, lead: Callable[[Request], int], store_addr
         ElasticflowError: the launch cannot begin (`launch.prepare`).
     """
     code = lead(request)
-    if code == ANSWER_IS_NO:
+    if code in (ANSWER_IS_NO, BUDGET_SPENT):
         with contextlib.suppress(RendezvousError, StoreLostError):
-            if _is_led(store_address, newest_launch(connect(store_address))):
+            number = newest_launch(connect(store_address))
+            # The launch that this process led is over. The leader of a later one may not have invited anyone yet.
+            if not control_store.connect(store_address.under(str(number))).check([EXIT_CODE]):
                 raise LedElsewhereError("another process leads the run by now")
     return code
 
@@ -509,6 +533,7 @@ class Node(JoinedNode):
         record = job_record(plan, Made(request.job, origins), request.overrides)
         atomic_files.write(launch_folder / JOB_JSON, (json.dumps(record, indent=2).encode(),))
         rank = request.node_rank if plan.rdzv_backend == "static" else None
+        self._address, self._sees_leader = store_address, self._sees_launch(invitation.launch_id)
         agent = build_agent_process(
             plan,
             self.folder,
@@ -519,7 +544,7 @@ class Node(JoinedNode):
             writer,
             origins.launch_id,
             rank,
-            has_own_folder=not self._sees_launch(invitation.launch_id),
+            has_own_folder=not self._sees_leader,
             accept_drift=request.accept_drift,
         )
         say(f"joining run {invitation.run_id} at {store_address.endpoint} as node {node}")
@@ -531,6 +556,20 @@ class Node(JoinedNode):
             lambda: _reached_again(store_address, invitation.launch_id),
             is_store_outside=plan.is_store_outside,
         )
+
+    @property
+    def was_asked(self) -> bool:
+        """True if a signal has asked this machine to exit, or the run was cancelled, be it by a leader's folder that is seen here."""
+        return super().was_asked or (self._sees_leader and self.folder.cancel.exists())
+
+    def take_part(self) -> int | None:
+        """Return as `JoinedNode.take_part`; None also if the launch ended because another machine leads the run by now."""
+        code = super().take_part()
+        if code is None and self.was_asked:  # the leader was lost before it could tell of a cancelled run
+            return INTERRUPTED
+        # Its leader was silent for some machines only, and these have gone on without it.
+        is_over = code in (ANSWER_IS_NO, BUDGET_SPENT) and self._is_store_outside
+        return None if is_over and has_later_launch(self._address) else code
 
     def _sees_launch(self, launch_id: str) -> bool:
         """Return whether the run folder here is that of the machine that leads: the newest launch in it is this one."""

@@ -89,7 +89,8 @@ def lead_or_join(
                 patience.spend(error)
                 continue
         try:
-            code, last = _take_part(request, plan, store_address, last, say)
+            is_patient = not plan.is_store_outside or locked > 0
+            code, last = _take_part(request, plan, store_address, last, say, is_patient=is_patient)
         except (StoreLostError, LaunchNotFoundError, RendezvousError) as error:
             patience.spend(error)
             continue
@@ -154,7 +155,13 @@ def _may_lead(
 
 
 def _take_part(
-    request: Request, plan: LaunchPlan, store_address: StoreAddress, last: int, say: Callable[[str], None]
+    request: Request,
+    plan: LaunchPlan,
+    store_address: StoreAddress,
+    last: int,
+    say: Callable[[str], None],
+    *,
+    is_patient: bool,
 ) -> tuple[int | None, int]:
     """Take part in the newest launch; return the exit code, None if the run needs another one, and the launch's number.
 
@@ -166,7 +173,8 @@ def _take_part(
         TokenRefusedError: this machine's token is not the launch's.
     """
     # A store that a supervisor serves goes with its launch: numbers begin anew.
-    number = await_launch(connect(store_address), store_address, last if plan.is_store_outside else 0, say)
+    last = last if plan.is_store_outside else 0
+    number = await_launch(connect(store_address), store_address, last, say, is_patient=is_patient)
     node = Node(request, plan, store_address.under(str(number)), say)
     if node.folder.run_id != request.folder.run_id:
         raise NodeRefusedError(
@@ -176,7 +184,7 @@ def _take_part(
     code = node.take_part()
     if code is None:
         say("the process that led the run is gone")
-    elif code == INTERRUPTED and not node.was_asked and not request.folder.cancel.exists():
+    elif code == INTERRUPTED and not node.was_asked:
         say("the launch is over, and the run is not: it continues as soon as a machine leads it")
         return None, number
     return code, number

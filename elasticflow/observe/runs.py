@@ -64,9 +64,7 @@ def find_run(project_root: Path, text: str | None, *, by_hand: bool = False) -> 
     others = [] if by_hand else list_runs(project_root, by_hand=True)
     if others := [run for run in others if text in {None, run.run_id, run.job}]:
         raise _no_supervisor(text or others[0].job)
-    if text is None:
-        raise RunNotFoundError(f"there are no runs in {folder}", "start one: elasticflow run JOB.toml")
-    raise RunNotFoundError(f'no run "{text}" in {folder}', _remedy(text, runs))
+    raise _not_found(text, folder, runs)
 
 
 def _find_run_of_file(path: Path) -> RunFolder:
@@ -110,6 +108,19 @@ def _no_supervisor(text: str) -> RunNotFoundError:
         f'"{text}" was started without `elasticflow run`: no supervisor leads it, and no job is recorded',
         "status, metrics, logs, why, report and snapshots show it; the command that started it continues with it",
     )
+
+
+def _not_found(text: str | None, folder: Path, runs: list[RunFolder]) -> RunNotFoundError:
+    # A machine that takes part in a run, and does not see the leader's folder, has the files of its own node there.
+    for path in folder.glob("*/*/nodes"):
+        if text in {None, path.parent.name, path.parent.parent.name}:
+            return RunNotFoundError(
+                f"run {path.parent.name} is led by another machine: here are only the logs of this machine's workers",
+                "give the command on the machine that leads it",
+            )
+    if text is None:
+        return RunNotFoundError(f"there are no runs in {folder}", "start one: elasticflow run JOB.toml")
+    return RunNotFoundError(f'no run "{text}" in {folder}', _remedy(text, runs))
 
 
 def _remedy(text: str, runs: list[RunFolder]) -> str:

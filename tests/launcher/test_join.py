@@ -6,14 +6,23 @@ import itertools
 import socket
 import threading
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
 from elasticflow.compiler.provenance.job_json import job_to_json
-from elasticflow.errors import LaunchNotFoundError, LedElsewhereError, NodeRefusedError, RunLockedError
+from elasticflow.errors import (
+    ANSWER_IS_NO,
+    BUDGET_SPENT,
+    LaunchNotFoundError,
+    LedElsewhereError,
+    NodeRefusedError,
+    RunLockedError,
+)
 from elasticflow.launcher import join
 from elasticflow.launcher.join import await_server, check_shared
+from elasticflow.launcher.rendezvous import liveness
 from elasticflow.launcher.rendezvous.invitation import Invitation, versions
 from elasticflow.launcher.rendezvous.leadership import connect
 from elasticflow.launcher.rendezvous.store_keys import EXIT_CODE, SUPERVISOR_BEAT
@@ -140,11 +149,21 @@ def test_launch_that_is_new_is_looked_for(catalog: Catalog) -> None:
         check_shared(catalog, replace(INVITATION, launch_id="the next one"), print)
 
 
-@pytest.mark.parametrize("tries", [1, 4, 99], ids=["free", "free in the end", "never free"])
+LOCKED = RunLockedError("run run is running (process 1 on head)")
+
+
+@pytest.mark.parametrize(
+    ("tries", "refusal"),
+    [(1, LOCKED), (4, LOCKED), (99, LOCKED), (2, LedElsewhereError("a run of this job is led"))],
+    ids=["free", "free in the end", "never free", "the next leader is lost, too"],
+)
 def test_lock_that_outlives_its_machine_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tries: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tries: int, refusal: Exception
 ) -> None:
-    """A network's file system keeps the lock of a machine that was lost: whoever joined leads once it is free."""
+    """A network's file system keeps the lock of a machine that was lost: whoever joined leads once it is free.
+
+    So it does if another machine took over and was lost before it invited anyone.
+    """
     folders: list[RunFolder] = []
 
     class Node:
@@ -158,7 +177,7 @@ def test_lock_that_outlives_its_machine_is_waited_for(
         def take_part(self) -> None:
             return None
 
-    def await_launch(_keys: object, _address: object, last: int, _say: object) -> int:
+    def await_launch(_keys: object, _address: object, last: int, _say: object, **_: object) -> int:
         if last:
             raise LaunchNotFoundError("nobody leads a run of this job")
         return 1
@@ -166,7 +185,7 @@ def test_lock_that_outlives_its_machine_is_waited_for(
     def lead(request: Request) -> int:
         folders.append(request.folder)
         if len(folders) < tries:
-            raise RunLockedError("run run is running (process 1 on head)")
+            raise refusal
         return 7
 
     for name, stand_in in (("await_server", print), ("connect", repr), ("await_launch", await_launch)):
@@ -208,24 +227,49 @@ def test_leader_that_was_cut_off_for_a_while_is_found_again(monkeypatch: pytest.
         server.close()
 
 
+def test_machine_that_may_lead_does_not_wait_for_one_that_died_before_its_invitation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It had claimed the launch."""
+    for name, seconds in (("_SILENT_S", 0.4), ("BEAT_S", 0.01)):
+        monkeypatch.setattr(liveness, name, seconds)
+    monkeypatch.setattr(join, "_AGAIN_S", 0.02)
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = StoreAddress("127.0.0.1", listener.getsockname()[1])
+    server = StoreServer(listener)
+    keys, looks = server.store(address.prefix), itertools.count()
+
+    def newest(_: object) -> int:
+        if next(looks) == 1000:
+            keys.set(f"2/{INVITATION_KEY}", "{}")
+        return 2
+
+    monkeypatch.setattr(join, "newest_launch", newest)
+    try:
+        with pytest.raises(LaunchNotFoundError):
+            join.await_launch(connect(address), address, 1, lambda _: None, is_patient=False)
+    finally:
+        server.close()
+
+
 def test_leader_in_whose_place_another_machine_leads_is_told_from_one_that_failed(tmp_path: Path) -> None:
-    """It was cut off: it takes part in that launch. Both end with the same exit code."""
+    """It was cut off: it takes part in that launch, which may not have begun. Both end with the same exit code."""
     listener = socket.create_server(("127.0.0.1", 0))
     address = StoreAddress("127.0.0.1", listener.getsockname()[1])
     server = StoreServer(listener)
     keys = server.store(address.prefix)
     request = Request(make_job(), (), (), tmp_path, RunFolder(tmp_path / "job" / "run"))
 
-    def lead(number: str) -> int:
+    def lead(number: str, code: int, _: Request) -> int:
         keys.set("newest", number)
-        keys.set(f"{number}/{INVITATION_KEY}", "{}")
-        keys.set(f"1/{EXIT_CODE}", "1")
-        return 1
+        keys.set(f"1/{EXIT_CODE}", str(code))
+        return code
 
     try:
-        assert 1 == join.lead_unless_led(request, lambda _: lead("1"), address)
-        with pytest.raises(LedElsewhereError):
-            join.lead_unless_led(request, lambda _: lead("2"), address)
+        assert 1 == join.lead_unless_led(request, partial(lead, "1", ANSWER_IS_NO), address)
+        for code in (ANSWER_IS_NO, BUDGET_SPENT):
+            with pytest.raises(LedElsewhereError):
+                join.lead_unless_led(request, partial(lead, "2", code), address)
     finally:
         server.close()
     assert 1 == join.lead_unless_led(request, lambda _: 1, address)

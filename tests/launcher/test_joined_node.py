@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from typing import TYPE_CHECKING, cast
 
@@ -11,11 +12,15 @@ import pytest
 
 from elasticflow.errors import ANSWER_IS_NO, INTERRUPTED
 from elasticflow.launcher import join
-from elasticflow.launcher.join import JoinedNode
+from elasticflow.launcher.join import JoinedNode, Node
 from elasticflow.launcher.rendezvous.store_keys import CANCELLED, EXIT_CODE
-from elasticflow.protocol.store_address import StoreLostError
+from elasticflow.launcher.rendezvous.store_server import StoreServer
+from elasticflow.protocol.store_address import StoreAddress, StoreLostError
+from elasticflow.run_folder import RunFolder
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from elasticflow.launcher.agent.agent_process import AgentProcess
     from elasticflow.protocol.control_store import ControlStore
 
@@ -250,3 +255,47 @@ def test_machine_of_a_cancelled_run_does_not_lead_it_anew(*, is_cancelled: bool)
     node = JoinedNode("n", cast("AgentProcess", _Agent(0)), cast("ControlStore", store), lambda _: None)
     assert INTERRUPTED == node.take_part()
     assert is_cancelled == node.was_asked
+
+
+class _Machine(Node):
+    """A machine in the launch at *address* whose agent has ended."""
+
+    def __init__(self, address: StoreAddress, folder: RunFolder, *, sees_leader: bool = False) -> None:
+        self.folder, self._address, self._sees_leader = folder, address, sees_leader
+        store = join.store_of_node(address)
+        JoinedNode.__init__(self, "n", cast("AgentProcess", _Finishing()), store, lambda _: None)
+
+
+@pytest.mark.parametrize("newest", ["1", "2"])
+def test_machine_goes_to_the_launch_that_has_taken_the_place_of_its_own(tmp_path: Path, newest: str) -> None:
+    """Its leader was silent for some machines only. What it tells is no failure of the run, unless there is no later launch."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = StoreAddress("127.0.0.1", listener.getsockname()[1], "job")
+    server = StoreServer(listener)
+    keys = server.store(address.prefix)
+    keys.set("newest", newest)
+    keys.set(f"1/{EXIT_CODE}", str(ANSWER_IS_NO))
+    try:
+        node = _Machine(address.under("1"), RunFolder(tmp_path))
+        assert (ANSWER_IS_NO if newest == "1" else None) == node.take_part()
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("sees_leader", [False, True], ids=["of an earlier launch", "of this launch"])
+def test_machine_does_not_lead_on_a_run_whose_leader_was_lost_while_it_was_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, sees_leader: bool
+) -> None:
+    """The mark lies in the run folder; in a folder that the leader does not see it is an older one."""
+    monkeypatch.setattr("elasticflow.launcher.rendezvous.liveness._SILENT_S", 0.3)
+    monkeypatch.setattr("elasticflow.launcher.rendezvous.liveness.BEAT_S", 0.01)
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = StoreServer(listener)
+    folder = RunFolder(tmp_path)
+    folder.cancel.touch()
+    try:
+        address = StoreAddress("127.0.0.1", listener.getsockname()[1], "job/1")
+        node = _Machine(address, folder, sees_leader=sees_leader)
+        assert (INTERRUPTED if sees_leader else None) == node.take_part()
+    finally:
+        server.close()

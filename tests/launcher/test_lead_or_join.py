@@ -61,7 +61,7 @@ class _World:
             def take_part(self) -> int | None:
                 return next(world.outcomes)
 
-        def await_launch(_keys: object, _address: object, last: int, _say: object) -> int:
+        def await_launch(_keys: object, _address: object, last: int, _say: object, **_: object) -> int:
             world.lasts.append(last)
             return len(world.lasts)
 
@@ -227,7 +227,7 @@ def test_lock_of_a_run_that_is_not_led_here_is_not_waited_for_forever(
     world = _World([])
     world.install(monkeypatch, is_store_outside=True)
 
-    def nobody_leads(*_: object) -> int:
+    def nobody_leads(*_: object, **__: object) -> int:
         world.lasts.append(0)
         raise LaunchNotFoundError("nobody leads a run of this job")
 

@@ -93,6 +93,15 @@ def test_no_runs_at_all(tmp_path: Path) -> None:
     assert caught.value.remedy == "there are no runs yet; start one: elasticflow run JOB.toml"
 
 
+@pytest.mark.parametrize("text", [None, "mnist", "nightly"])
+def test_a_run_that_another_machine_leads_is_not_unknown(tmp_path: Path, text: str | None) -> None:
+    """This machine has taken part in it, with a run folder of its own."""
+    (tmp_path / "runs" / "mnist" / "nightly" / "nodes" / "gpu2-1").mkdir(parents=True)
+    with pytest.raises(RunNotFoundError, match="run nightly is led by another machine") as refused:
+        find_run(tmp_path, text)
+    assert refused.value.remedy == "give the command on the machine that leads it"
+
+
 def test_an_id_that_two_jobs_use_is_not_guessed(project: Path) -> None:
     """`--run-id` may be the same for two jobs; then the folder is needed."""
     make(project, "mnist", "nightly", 9000)

@@ -12,6 +12,7 @@ A supervisor changes `head` all the time. Once it is silent another process may 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -67,6 +68,13 @@ class LaunchStore:
             return control_store.connect(self.address, TOLD)
         self.server.store(self.address.prefix.rpartition("/")[0]).set(_NEWEST, "1")
         return self.server.store(self.address.prefix)
+
+    def is_led_anew(self) -> bool:
+        """Return whether a later launch of the job has a leader: this process was silent for too long.
+
+        False where the store is this process' own, and where it does not answer.
+        """
+        return self.server is None and has_later_launch(self.address)
 
     def refused(self) -> Refused | None:
         """Return what is to be told of connections that this process has refused; None if nothing is."""
@@ -201,6 +209,15 @@ def connect(address: StoreAddress) -> ControlStore:
 def newest_launch(store: ControlStore) -> int:
     """Return the number of the newest launch of the job that has *store*; 0 if there was none."""
     return int(store.get(_NEWEST)) if store.check([_NEWEST]) else 0
+
+
+def has_later_launch(launch: StoreAddress) -> bool:
+    """Return whether the job has a later launch than the one whose keys are at *launch*; False if the store does not answer."""
+    job, _, number = launch.prefix.rpartition("/")
+    with contextlib.suppress(StoreLostError):
+        store = control_store.connect(replace(launch, prefix=job), answer_s=_ANSWER_S)
+        return newest_launch(store) > int(number)
+    return False
 
 
 def _lead(store: ControlStore, address: StoreAddress) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from elasticflow.launcher.rendezvous.store_keys import SUPERVISOR_BEAT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from elasticflow.protocol.control_store import ControlStore, RemoteControlStore
 
@@ -53,7 +53,7 @@ class Beat:
     """Changes a number in a control store several times a second, and watches whether the store answers.
 
     It has threads and a connection of its own: the main thread may be busy ending workers, or be inside a request to a
-    host that is cut off, which never returns.
+    host that is cut off, which never returns. A connection that is cut is made again, unless *when_failed* ends the process.
 
     Args:
         join: Returns a client of the store.
@@ -102,18 +102,23 @@ class Beat:
         self._needs_store = False
 
     def _beat(self) -> None:
-        try:
-            store = self._join()
-            self._patience_s = store.patience_s
-            for number in itertools.count():
-                store.set(self._key, str(number))
-                self._after_each(store)
-                self._answers += 1
-                if self._is_over.wait(BEAT_S):
-                    return
-        except RuntimeError:
-            if not self._is_over.is_set():
-                self._when_failed()
+        numbers = itertools.count()
+        while not self._is_over.is_set():
+            try:
+                self._beat_through(self._join(), numbers)
+            except RuntimeError:
+                if not self._is_over.is_set():
+                    self._when_failed()
+                    # Only this connection may have been cut: a process that works must not seem dead.
+                    self._is_over.wait(BEAT_S)
+
+    def _beat_through(self, store: RemoteControlStore, numbers: Iterator[int]) -> None:
+        self._patience_s = store.patience_s
+        while not self._is_over.is_set():
+            store.set(self._key, str(next(numbers)))
+            self._after_each(store)
+            self._answers += 1
+            self._is_over.wait(BEAT_S)
 
     def _watch(self) -> None:
         silence = Silence(self._limit_s, time.monotonic())

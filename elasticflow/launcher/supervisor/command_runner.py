@@ -88,7 +88,10 @@ class CommandRunner:
         """Claim the next generation at the snapshot URI, where no other launch can have it then.
 
         The claim holds the failures since the one this launch claimed last; the first one also those of the launch before.
+        A supervisor that was stopped while another one took over the lead claims nothing: a first claim would succeed.
         """
+        if self._launch.store.is_led_anew():
+            return RunTakenOver()
         catalog, last = self._launch.catalog, wanted.last
         try:
             claim = {

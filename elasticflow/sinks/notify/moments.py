@@ -39,6 +39,7 @@ class Moment:
         measured: The newest values by then: `loss`, and the metrics of the evaluation.
         restarts_left: None where no failure was counted yet.
         exit_code: Exit code of the command, where the launch ended.
+        launch: Number of the launch; 0 if unknown.
     """
 
     name: MomentName | None
@@ -52,6 +53,7 @@ class Moment:
     restart_budget: int | None = None
     error: str | None = None
     exit_code: int | None = None
+    launch: int = 0
 
 
 _KINDS: dict[str, MomentName] = {
@@ -127,6 +129,7 @@ class Moments:
             restart_budget=self._budget,
             error=cause if name in {"failed", "first_restart", "budget_low"} else None,
             exit_code=_exit_code(name, record, history),
+            launch=history.launches[-1].number if history.launches else 0,
         )
 
     def _next(self, name: MomentName) -> str:

@@ -17,6 +17,7 @@ from elasticflow.sinks.notify import command, webhook
 from elasticflow.sinks.notify.message import object_of, payload_of
 from elasticflow.sinks.notify.moments import name_of
 from elasticflow.sinks.sink import Sink, SinkError
+from elasticflow.system.records import int_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,11 +39,11 @@ class Notifier(Sink):
     def open(self, run: RunFacts, remembered: Remembered) -> None:
         """Begin with the present launch: messages about earlier launches would come too late."""
         self._run = run
-        self._since: str = remembered.get("since") or _began(RunFolder(run.folder))
+        self._first_launch: int = remembered.get("launch") or _newest_launch(RunFolder(run.folder))
 
     def remember(self) -> Remembered:
-        """Return the time since which moments are sent."""
-        return {"since": self._since}
+        """Return the number of the launch since which moments are sent: clocks may be set back, and other machines may take over."""
+        return {"launch": self._first_launch}
 
     def points(self, batch: Sequence[Point]) -> None:
         """Ignore the points: `Moments` reads the metrics when a message needs them."""
@@ -51,9 +52,8 @@ class Notifier(Sink):
     def events(self, batch: Sequence[EventRecord]) -> None:
         """Send a message for each event that is a moment."""
         for record in batch:
-            if str(record.get("timestamp")) < self._since:
-                continue
-            if (moment := wanted_of(record, self.options, self._moments)) is not None:
+            moment = wanted_of(record, self.options, self._moments)
+            if moment is not None and moment.launch >= self._first_launch:
                 tell(moment, self._run, self.options)
 
 
@@ -78,7 +78,7 @@ def wanted_of(record: EventRecord, options: Options, moments: Moments) -> Moment
     return moments.of(record) if name_of(record) in options["on"] else None
 
 
-def _began(folder: RunFolder) -> str:
-    """Return the time of the newest launch as in its event; empty if no event tells."""
+def _newest_launch(folder: RunFolder) -> int:
+    """Return the number of the newest launch as in its event; 0 if no event tells."""
     starts = [each for each in tail(folder.events) if each.get("event") == events.RUN_STARTED]
-    return str(starts[-1]["timestamp"]) if starts else ""
+    return int_of(starts[-1], "launch") if starts else 0

@@ -14,7 +14,7 @@ from elasticflow.compiler.plan.launch_plan import plan_job
 from elasticflow.launcher.rendezvous import leadership, liveness
 from elasticflow.launcher.rendezvous.leadership import connect, newest_launch, open_store, store_address_of
 from elasticflow.launcher.rendezvous.liveness import SupervisorWatch
-from elasticflow.launcher.rendezvous.store_keys import EXIT_CODE, ORDERS
+from elasticflow.launcher.rendezvous.store_keys import EXIT_CODE, ORDERS, SUPERVISOR_BEAT
 from elasticflow.launcher.rendezvous.store_server import StoreServer
 from elasticflow.protocol import control_store
 from elasticflow.protocol.store_address import StoreAddress, StoreLostError
@@ -88,6 +88,7 @@ def test_one_launch_after_another_meets_at_the_same_port(tmp_path: Path) -> None
         found = open_store(plan)
         keys = found.connect()
         assert not keys.check(["a"])
+        assert not found.is_led_anew()
         keys.set("a", "1")
         found.close()
         with pytest.raises(StoreLostError):
@@ -95,13 +96,15 @@ def test_one_launch_after_another_meets_at_the_same_port(tmp_path: Path) -> None
 
 
 def test_second_leader_is_refused_while_the_first_lives(served: StoreAddress, tmp_path: Path) -> None:
-    """One of a job at a time; once the first is over or silent the next launch has the next number."""
+    """One of a job at a time; once the first is over or silent the next launch has the next number, and the first can see that."""
     plan = plan_for(served, tmp_path)
     first = open_store(plan)
     with pytest.raises(errors.LedElsewhereError, match="led by another process"):
         open_store(plan)
     first.close()
+    assert not first.is_led_anew()
     second = open_store(plan)
+    assert [True, False] == [first.is_led_anew(), second.is_led_anew()]
     second.close()
     second.connect().set(EXIT_CODE, "0")
     third = open_store(plan)
@@ -200,6 +203,31 @@ def test_head_is_silent_once_its_number_stands_still(served: StoreAddress) -> No
         assert time.monotonic() < began + 5
         time.sleep(0.01)
     assert not mute.has_changed
+
+
+def test_leader_whose_own_connection_is_cut_is_not_silent(served: StoreAddress) -> None:
+    """Its other connections may work, and it leads on: another machine would lead the run beside it."""
+    connections: list[Any] = []
+
+    def join() -> Any:
+        connections.append(control_store.connect(served))
+        return connections[-1]
+
+    beat = liveness.Beat(join, SUPERVISOR_BEAT, 60.0, when_silent=lambda: None)
+    beat.start()
+    keys = control_store.connect(served)
+    try:
+        keys.get(SUPERVISOR_BEAT)
+        connections[0]._connection.socket.shutdown(socket.SHUT_RDWR)
+        deadline = time.monotonic() + 10
+        while len(connections) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        keys.delete_key(SUPERVISOR_BEAT)
+        keys.get(SUPERVISOR_BEAT, 10)
+    finally:
+        beat.stop()
+        beat.join()
 
 
 def test_second_head_is_told_that_another_machine_leads(

@@ -61,7 +61,9 @@ class Bench:
         self.folder, self.catalog = folder, Catalog(Storage(str(folder.path)))
         self.journal = Journal(folder, 1, self.records.append)
         self.channel, self.agents = Calls(), Calls()
+        self.is_led_anew = False
         launch = SimpleNamespace(
+            store=SimpleNamespace(is_led_anew=lambda: self.is_led_anew),
             request=SimpleNamespace(folder=folder),
             number=1,
             catalog=self.catalog,
@@ -134,6 +136,14 @@ def test_claim_is_answered(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(bench.catalog, "claim_after", fail)
     assert ClaimFailed("no route to host") == bench.runner.run(ClaimGeneration("crash", 3, ("n0",)))
+
+
+def test_first_generation_is_not_claimed_from_a_launch_that_has_taken_over(bench: Bench) -> None:
+    """This process was stopped between its lead and its first claim, and that of the new leader would be fenced off."""
+    bench.is_led_anew = True
+    claimed = bench.catalog.newest_generation()
+    assert RunTakenOver() == bench.runner.run(ClaimGeneration("start", 0, ("n0",)))
+    assert claimed == bench.catalog.newest_generation()
 
 
 def test_snapshots_are_listed_set_aside_and_cleared(bench: Bench) -> None:

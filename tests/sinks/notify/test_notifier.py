@@ -36,7 +36,8 @@ def written(tmp_path: Path) -> Written:
     for generation, end in enumerate(
         [events.RUN_INTERRUPTED, events.RUN_INTERRUPTED, events.RUN_FINISHED], 1
     ):
-        run.events(event_line(events.RUN_STARTED, generation), event_line(end, generation, step=generation))
+        start = event_line(events.RUN_STARTED, generation, launch=generation)
+        run.events(start, event_line(end, generation, step=generation))
     return run
 
 
@@ -89,7 +90,12 @@ def test_what_was_before_the_launch_is_not_told(written: Written, monkeypatch: p
     with webhook() as hook:
         tell(written, hook, monkeypatch, on=["interrupted", "finished"])
         tell(written, hook, monkeypatch, on=["interrupted"], format="json")
-        written.events(event_line(events.RUN_STARTED, 4), event_line(events.RUN_INTERRUPTED, 4, step=4))
+        # A machine whose clock is late leads on.
+        at = "2026-11-23T01:00:00.000000Z"
+        written.events(
+            event_line(events.RUN_STARTED, 4, launch=4, timestamp=at),
+            event_line(events.RUN_INTERRUPTED, 4, step=4, timestamp=at),
+        )
         tell(written, hook, monkeypatch, on=["interrupted"], format="json")
     assert 2 == len(hook.bodies)
     assert ("interrupted", 4) == (hook.bodies[1]["event"], hook.bodies[1]["step"])
