@@ -26,7 +26,8 @@ from elasticflow.run_folder import snapshot_place
 from elasticflow.snapshots.format.writer_config import WriterStart
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
-from elasticflow.system import records, torch_versions
+from elasticflow.system import records
+from elasticflow.system.installation import untried_torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -209,7 +210,7 @@ def check_torch(warn: Callable[[str], None]) -> None:
     """
     if util.find_spec("torch") is None:
         raise TorchMissingError("torch is not installed", "pip install 'elasticflow[torch]'")
-    if (sentence := torch_versions.untried(metadata.version("torch"))) is not None:
+    if (sentence := untried_torch(metadata.version("torch"))) is not None:
         warn(sentence)
 
 

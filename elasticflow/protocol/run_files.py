@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from elasticflow.protocol.device_usage import DeviceUsage
+from elasticflow.protocol.worker_environment import DeviceUsage
 from elasticflow.system import atomic_files
 from elasticflow.system.records import BadJsonError, parse
 
@@ -153,3 +154,17 @@ def printed_record(lines: Sequence[PrintedLine], left_out: int) -> dict[str, Any
 def is_only_shown(record: Mapping[str, Any]) -> bool:
     """Return whether *record* stands in no log."""
     return KNOWN in record or PRINTED in record
+
+
+RESUME_COMMAND = "ELASTICFLOW_RESUME_COMMAND"
+"""Variable of the process that leads: what to tell people. A batch script sets it, or whatever else starts the nodes."""
+
+
+def told_command() -> str | None:
+    """Return the command that this process was given, if any."""
+    return os.environ.get(RESUME_COMMAND) or None
+
+
+def resume_command(run_id: str, told: object) -> str:
+    """Return the command that continues a run; *told* is the command that its launch recorded."""
+    return told if isinstance(told, str) and told else f"elasticflow resume {run_id}"

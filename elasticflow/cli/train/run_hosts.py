@@ -29,11 +29,11 @@ def run_hosts(options: RunOptions, path: Path) -> int:
         TokenError: the run's token cannot be read.
     """
     from elasticflow.launcher.machines.hosts_file import read_hosts
-    from elasticflow.launcher.machines.order import Order
+    from elasticflow.launcher.machines.remote import Order
     from elasticflow.launcher.machines.run_on_hosts import run_on_hosts
     from elasticflow.launcher.rendezvous.token import given_token, new_token
     from elasticflow.protocol.handshake import TOKEN
-    from elasticflow.protocol.resume_command import RESUME_COMMAND
+    from elasticflow.protocol.run_files import RESUME_COMMAND
     from elasticflow.system.units import parse_duration
 
     hosts = read_hosts(path)

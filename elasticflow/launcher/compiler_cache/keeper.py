@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elasticflow import events
-from elasticflow.launcher.compiler_cache.machine_kind import this_machine
 from elasticflow.launcher.compiler_cache.node_folder import NodeFolder
 from elasticflow.launcher.compiler_cache.transfer import Transfer, Transferred
 from elasticflow.protocol import worker_environment
@@ -22,6 +21,7 @@ from elasticflow.protocol.json_codec import from_json, to_json
 from elasticflow.protocol.messages import report
 from elasticflow.storage.storage import Storage
 from elasticflow.system.installation import start_module
+from elasticflow.system.machine import this_machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -14,14 +14,14 @@ import time
 from typing import IO, TYPE_CHECKING
 
 from elasticflow.errors import FINISHED, INTERRUPTED, KILLED_BY_USER, NOT_STARTED, HostsError
-from elasticflow.launcher.machines.order import CANCELLED, LEAVE
+from elasticflow.launcher.machines.remote import CANCELLED, LEAVE
 from elasticflow.launcher.supervisor.leave_requests import LeaveRequests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from elasticflow.launcher.machines.hosts_file import Host
-    from elasticflow.launcher.machines.order import Order
+    from elasticflow.launcher.machines.remote import Order
 
 
 SSH = "ELASTICFLOW_SSH"

@@ -55,7 +55,7 @@ from elasticflow.protocol.messages import (
     Printed,
     Warned,
 )
-from elasticflow.protocol.resume_command import told_command
+from elasticflow.protocol.run_files import told_command
 from elasticflow.protocol.store_address import StoreLostError
 from elasticflow.run_folder import step_of
 from elasticflow.snapshots.client.writer_reports import FENCED

@@ -33,7 +33,7 @@ from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: i
 
 from elasticflow.errors import TorchChangedError
 from elasticflow.runtime.process import deferred_compiler
-from elasticflow.system import torch_versions
+from elasticflow.system.installation import torch_requirement
 from elasticflow.system.shared_memory import memory_file
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ __all__ = ["HashStore", "PrefixStore", "Store", "TCPStore"]
 def _changed(name: str, use: str) -> TorchChangedError:
     return TorchChangedError(
         f"torch {torch.__version__} has no {name}, which elasticflow needs {use}",
-        f"pip install '{torch_versions.requirement()}'",
+        f"pip install '{torch_requirement()}'",
     )
 
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from elasticflow.errors import SnapshotError
 from elasticflow.run_folder import SNAPSHOT_NAME
-from elasticflow.snapshots.format.dtypes import DTYPES
-from elasticflow.snapshots.format.pieces import PiecesError, TensorPlace, WholeTensor, whole_tensors
+from elasticflow.snapshots.format.pieces import DTYPES, PiecesError, TensorPlace, WholeTensor, whole_tensors
 from elasticflow.system import records
 from elasticflow.system.records import printable
 

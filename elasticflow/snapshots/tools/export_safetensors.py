@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from elasticflow.errors import ExportError
 from elasticflow.snapshots.format.shard_file import header
 from elasticflow.snapshots.format.state_json import Ref, StateMark, refs
-from elasticflow.snapshots.tools.tensor_reader import copy, slice_of
+from elasticflow.snapshots.tools.exported import copy, slice_of
 
 if TYPE_CHECKING:
     from pathlib import Path

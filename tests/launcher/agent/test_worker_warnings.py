@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from elasticflow.launcher.agent.worker_warnings import FoundWarning, WarningLines, warning_in_log
+from elasticflow.launcher.agent.rank_logs import FoundWarning, WarningLines, warning_in_log
 from elasticflow.launcher.journal.warning_tally import WarningTally
 from elasticflow.protocol.messages import Warned
 from elasticflow.system import logs

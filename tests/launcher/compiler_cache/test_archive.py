@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow.launcher.compiler_cache import archive
-from elasticflow.launcher.compiler_cache.archive import BadArchiveError, CacheStore
-from elasticflow.launcher.compiler_cache.machine_kind import MachineKind
+from elasticflow.launcher.compiler_cache.transfer import BadArchiveError, CacheStore
 from elasticflow.storage.storage import Storage
+from elasticflow.system.machine import MachineKind
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elasticflow.launcher.compiler_cache import machine_kind
-from elasticflow.launcher.compiler_cache.machine_kind import MachineKind, this_machine
 from elasticflow.system import machine
+from elasticflow.system.machine import MachineKind, this_machine
 
 if TYPE_CHECKING:
     from pathlib import Path

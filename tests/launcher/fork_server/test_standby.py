@@ -16,8 +16,7 @@ from elasticflow.launcher.agent.workers import GroupState
 from elasticflow.launcher.fork_server import standby
 from elasticflow.launcher.fork_server.client import ForkServer
 from elasticflow.launcher.fork_server.protocol import Prepare, Setup, StandbyEnded
-from elasticflow.launcher.fork_server.standby import LowPriority
-from elasticflow.launcher.fork_server.standbys import Standbys
+from elasticflow.launcher.fork_server.standby import LowPriority, Standbys
 from elasticflow.protocol.run_files import Preparation
 from elasticflow.protocol.worker_environment import HEARTBEAT, HEARTBEAT_SLOT
 from elasticflow.system.processes import children_of

@@ -11,7 +11,7 @@ import pytest
 
 from elasticflow.snapshots.format.manifest import DamagedSnapshotError
 from elasticflow.snapshots.read import load, snapshot_stream, verify
-from elasticflow.snapshots.read.snapshot_stream import Headers
+from elasticflow.snapshots.read.verify import Headers
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.snapshots.tools.export import write
 from elasticflow.snapshots.tools.exported import Export
