@@ -23,7 +23,7 @@ from elasticflow.launcher.supervisor.launch_record import Launch, Request
 from elasticflow.launcher.supervisor.supervisor import Supervisor
 from elasticflow.protocol import worker_environment
 from elasticflow.run_folder import snapshot_place
-from elasticflow.snapshots.format.writer_config import WriterStart
+from elasticflow.snapshots.client.writer_process import WriterStart
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
 from elasticflow.system import records

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from elasticflow.events import EventRecord
-    from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunOptions
+    from elasticflow.launcher.fork_server.protocol import TorchrunOptions
     from elasticflow.run_folder import RunFolder
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from elasticflow.events import EventRecord
     from elasticflow.launcher.compiler_cache.transfer import Action
     from elasticflow.run_folder import RunFolder
-    from elasticflow.snapshots.format.writer_config import WriterStart
+    from elasticflow.snapshots.client.writer_process import WriterStart
 
 # Variables that torch reads; a job or a user that sets one keeps a cache elsewhere, and alone.
 VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")

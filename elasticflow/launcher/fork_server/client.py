@@ -17,9 +17,10 @@ from elasticflow.launcher.fork_server.protocol import (
     StandbyEnded,
     StandbyReady,
     Started,
+    TorchrunOptions,
+    TorchrunRefusedError,
 )
 from elasticflow.launcher.fork_server.server_process import HelperLostError, start_server
-from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunOptions, TorchrunRefusedError
 from elasticflow.system.polling import readable
 from elasticflow.system.processes import StoppedChild, children_of
 

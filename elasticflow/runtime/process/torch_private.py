@@ -6,7 +6,7 @@ Seen in torch 2.13, 2.14 and 2.15, the same in each unless an entry says otherwi
 run. If a version lacks a name, `TorchChangedError` names it, at import or at its first use, unless an entry says otherwise.
 
 Three more places depend on a version of torch: `deferred_compiler.py` beside this module, whose whole subject is one;
-`launcher/fork_server/torchrun_arguments.py` (torchrun's own parser; nothing underscored), since the launcher does not import
+`launcher/fork_server/probe.py` (torchrun's own parser; nothing underscored), since the launcher does not import
 the runtime; and `errors.py`, with the texts of a collective that fails.
 """
 

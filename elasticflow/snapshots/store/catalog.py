@@ -370,13 +370,9 @@ class Catalog:
         except records.BadJsonError as error:
             return Damage(address, str(error))
         except OSError as error:
-            if not self._is_of_the_file(error):
+            if not self.storage.is_local or error.errno not in _OF_A_FILE:
                 raise
             return Damage(address, records.damage_of(Path(path), error).why)
-
-    def _is_of_the_file(self, error: OSError) -> bool:
-        """Return whether *error* is about the file that was read, and not about the store."""
-        return self.storage.is_local and error.errno in _OF_A_FILE
 
 
 def _unreadable(error: OSError) -> str:

@@ -10,9 +10,9 @@ from elasticflow.snapshots.format.manifest import STATE_FILE, OtherVersionError
 from elasticflow.snapshots.store.publish import Publisher
 
 if TYPE_CHECKING:
+    from elasticflow.snapshots.client.writer_process import WriterStart
     from elasticflow.snapshots.format.manifest import FileEntry
     from elasticflow.snapshots.format.shard_file import Packed, StagedShard, WrittenFile
-    from elasticflow.snapshots.format.writer_config import WriterStart
     from elasticflow.snapshots.store.catalog import Catalog
     from elasticflow.snapshots.writer.pending import PendingSnapshot
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow import events
-from elasticflow.launcher.compiler_cache import archive, transfer
+from elasticflow.launcher.compiler_cache import transfer
 from elasticflow.launcher.compiler_cache.keeper import VARIABLES, CompilerCacheKeeper
 from elasticflow.protocol.worker_environment import COMPILER_CACHE
 from elasticflow.run_folder import RunFolder
-from elasticflow.snapshots.format.writer_config import WriterStart
+from elasticflow.snapshots.client.writer_process import WriterStart
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -174,7 +174,7 @@ def test_a_large_cache_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     node.compile()
     asked = transfer.Transfer("save", 1, str(node.folder.path), "kind", {}, str(tmp_path / "store"), "", {})
     monkeypatch.setattr("os.nice", lambda _: 0)
-    with pytest.raises(archive.BadArchiveError, match="at most 0 MB are put beside the snapshots"):
+    with pytest.raises(transfer.BadArchiveError, match="at most 0 MB are put beside the snapshots"):
         transfer.save(asked)
     assert not node.folder.has_news()
 
