@@ -169,7 +169,7 @@ def test_a_store_that_takes_nothing_is_one_warning(tmp_path: Path) -> None:
 
 def test_a_large_cache_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And that is told once, for good."""
-    monkeypatch.setattr(archive, "MOST_BYTES", 3)
+    monkeypatch.setattr(transfer, "MOST_BYTES", 3)
     node = Node(tmp_path)
     node.compile()
     asked = transfer.Transfer("save", 1, str(node.folder.path), "kind", {}, str(tmp_path / "store"), "", {})
@@ -183,7 +183,7 @@ def test_a_large_cache_that_is_being_written_is_not_sealed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is looked at again; else what is half there would count as whole."""
-    monkeypatch.setattr(archive, "MOST_BYTES", 3)
+    monkeypatch.setattr(transfer, "MOST_BYTES", 3)
     node = Node(tmp_path)
     node.compile()
 
