@@ -483,10 +483,6 @@ ORDERS: MessageCodec[Order] = MessageCodec(*get_args(Order))
 
 @dataclass(frozen=True)
 class NodeParts:
-    """The parts of some nodes in a generation.
-
-    Attributes:
-        nodes: Part of each, by its id.
-    """
+    """The parts of some nodes in a generation, by the id of the node."""
 
     nodes: dict[str, NodePart]

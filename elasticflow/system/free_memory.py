@@ -49,11 +49,7 @@ def tightest_group(root: Path = GROUPS) -> GroupMemory | None:
 
 
 def memory_groups(root: Path = GROUPS) -> list[Path]:
-    """Return the folders of the control groups that may limit this process's memory, the closest first.
-
-    Args:
-        root: Where the kernel shows them.
-    """
+    """Return the folders of the control groups below *root* that may limit this process's memory, the closest first."""
     folders = []
     with suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():

@@ -24,11 +24,7 @@ def is_of_installed_package(path: str) -> bool:
 
 
 def module_command(module: str, *arguments: str, options: Sequence[str] = ()) -> list[str]:
-    """Return the command that runs *module* of elasticflow; modules in its working folder are not imported (`-P`).
-
-    Args:
-        options: Python's own options besides.
-    """
+    """Return the command that runs *module* of elasticflow; modules in its working folder are not imported (`-P`)."""
     return [sys.executable, *options, "-P", "-m", module, *arguments]
 
 

@@ -46,9 +46,6 @@ def die_with_parent(parent: int) -> None:
     fork clears the setting, so every process of the tree calls this for itself. The parent is checked
     afterwards: it may have died before the call. Where prctl does not exist (macOS), a thread looks
     at the parent twice a second instead.
-
-    Args:
-        parent: Process id of the expected parent.
     """
     if sys.platform == "linux":
         libc = _libc()

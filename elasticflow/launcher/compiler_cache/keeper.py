@@ -132,11 +132,7 @@ class CompilerCacheKeeper:
         self._has_run = True
 
     def look(self, now: float, phases: Iterable[str]) -> list[EventRecord]:
-        """Return events for the supervisor; save the cache if it is time. To be called often while the workers run.
-
-        Args:
-            now: Seconds of a steady clock.
-        """
+        """Return events for the supervisor; save the cache if it is time by the monotonic *now*. To be called often while the workers run."""
         if self.folder is not None:
             phases = set(phases)
             self._is_dirty |= _COMPILING in phases

@@ -134,9 +134,6 @@ class CacheStore:
     """The caches beside the snapshots of a run, one for each kind of machine.
 
     `compiler/<kind>.json` names the archive and its digest; it is replaced in one act, once the archive is there.
-
-    Args:
-        storage: The snapshots' URI.
     """
 
     def __init__(self, storage: Storage, prefix: str, kind: MachineKind) -> None:

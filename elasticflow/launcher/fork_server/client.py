@@ -128,9 +128,6 @@ class ForkServer:
     def options(self, tell: Callable[[str], None] = lambda _: None) -> TorchrunOptions:
         """Return the launch's arguments as torchrun parses them, once the server is ready.
 
-        Args:
-            tell: Called as in `wait_ready`.
-
         Raises:
             TorchrunRefusedError: torchrun refuses the arguments.
             HelperLostError: the server has ended.

@@ -235,9 +235,6 @@ class StagingClient:
 
         The writer makes it ready while the worker continues: slots of the memory tier with *is_held*, else two buffers,
         or one where memory is short. Not between `buffer` and `stage`: larger ones take the place of the old ones.
-
-        Args:
-            is_optional: This rank can do without them; see `Reserve`.
         """
         if nbytes > self._reserved:
             self._drop_slots()

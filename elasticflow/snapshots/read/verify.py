@@ -111,11 +111,7 @@ def _described(catalog: Catalog, manifest: Manifest, damage: Mapping[str, str]) 
 
 
 class Headers:
-    """Keeps the headers of the files that a stream reads, and compares them with what the manifest says of the tensors.
-
-    Args:
-        folder: The folder of all snapshots.
-    """
+    """Keeps the headers of the files that a stream reads, and compares them with what the manifest says of the tensors."""
 
     def __init__(self, manifest: Manifest, folder: str) -> None:
         self._places: dict[str, dict[str, TensorPlace]] = defaultdict(dict)

@@ -39,9 +39,6 @@ class ShardWriter:
 
         Frozen tensors go to a file of their own, which is written only if no earlier snapshot has the same bytes.
 
-        Args:
-            shard: How the shard lies in *memory*.
-
         Raises:
             OSError: the store failed; nothing half written is at a file's name.
         """
