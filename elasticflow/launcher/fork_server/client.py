@@ -172,14 +172,12 @@ class ForkServer:
             Prepare(
                 local_rank,
                 workers,
-                tuple(preparation.modules),
+                preparation,
                 setup.path,
                 setup.seed,
                 setup.entry_point,
                 heartbeats,
                 self._ready is not None and self._ready.has_gpu,
-                preparation.variables,
-                preparation.device,
             )
         )
 

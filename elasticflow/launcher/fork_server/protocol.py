@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, get_args
 from elasticflow.protocol.child_processes import Program  # noqa: TC001
 from elasticflow.protocol.json_codec import MessageCodec
 from elasticflow.protocol.messages import RefusedModule  # noqa: TC001
+from elasticflow.protocol.run_files import Preparation  # noqa: TC001  # the codec reads the fields' types
 
 if TYPE_CHECKING:
     import socket
@@ -77,23 +78,19 @@ class Prepare:
     """To the server, and on to a standby: get ready to become the worker of *local_rank*.
 
     Attributes:
-        modules: Modules that the last workers had imported, in this order.
         heartbeats: Descriptor of the heartbeats of the node's workers; None: no one trains.
         has_gpu: Torch can use an accelerator on this machine.
-        variables: Variables of the last workers that libraries of a GPU read; None if they are not known.
-        device: Type of the device that the last workers trained on; empty if it is not known.
+        preparation: The state of the last workers after their first step.
     """
 
     local_rank: int
     workers: int
-    modules: tuple[str, ...]
+    preparation: Preparation
     path: tuple[str, ...]
     seed: int
     entry_point: str
     heartbeats: int | None = None
     has_gpu: bool = False
-    variables: dict[str, str] | None = None
-    device: str = ""
 
 
 @dataclass(frozen=True)

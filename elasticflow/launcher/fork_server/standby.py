@@ -209,7 +209,7 @@ def stand_by(connection: socket.socket) -> NoReturn:
             pass
         seed_imports(prepare.seed)
         warm_up_compiler(has_gpu=prepare.has_gpu)
-        import_all(prepare.modules, prepare.path)
+        import_all(prepare.preparation.modules, prepare.path)
         without_device = _open_device(prepare)
     seconds = round(time.monotonic() - began, 3)
     # The server does not listen any more if it needed the worker before that.
@@ -235,10 +235,11 @@ def _open_device(prepare: Prepare) -> str:
 
     The last workers must have trained on one: a job may train on the CPU of a machine that has GPUs.
     """
-    if prepare.device in {"", "cpu"}:
+    _, variables, kind = prepare.preparation
+    if kind in {"", "cpu"}:
         return ""
     device = importlib.import_module("elasticflow.runtime.process.standby_device")
-    reason: str = device.open_device(prepare.device, prepare.local_rank, prepare.workers, prepare.variables)
+    reason: str = device.open_device(kind, prepare.local_rank, prepare.workers, variables)
     return reason
 
 
