@@ -1,6 +1,6 @@
 """A part of a snapshot as a torch file or a DCP folder; torch is imported when it is needed.
 
-Torch writes tensors that are in memory: the whole part is, once. `export_safetensors` needs no more than some blocks.
+Torch writes tensors that are in memory: the whole part is, once. `export.write_safetensors` needs no more than some blocks.
 """
 
 from __future__ import annotations
