@@ -55,6 +55,8 @@ SHOWN_OF_STATE = ("epochs", "budget_left", "activities")
 - `activities`: by node, what it has been at for longer than a moment: `phase`, `subject` and `step` as in `Activity`, and
   `since`, the unix time at which that began.
 """
+RESUME_COMMAND = "ELASTICFLOW_RESUME_COMMAND"
+"""Variable of the process that leads: what to tell people. A batch script sets it, or whatever else starts the nodes."""
 
 
 def is_ours(name: str) -> bool:
@@ -154,10 +156,6 @@ def printed_record(lines: Sequence[PrintedLine], left_out: int) -> dict[str, Any
 def is_only_shown(record: Mapping[str, Any]) -> bool:
     """Return whether *record* stands in no log."""
     return KNOWN in record or PRINTED in record
-
-
-RESUME_COMMAND = "ELASTICFLOW_RESUME_COMMAND"
-"""Variable of the process that leads: what to tell people. A batch script sets it, or whatever else starts the nodes."""
 
 
 def told_command() -> str | None:

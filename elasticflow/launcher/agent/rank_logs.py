@@ -22,6 +22,20 @@ WARNING_LEVELS = frozenset({"warning", "error", "critical"})
 FOLLOWED = frozenset(event for event in events.EVENTS.values() if event.emitter == "worker")
 _PREFIX = re.compile(r"^\[rank\d+\]: ", re.MULTILINE)
 _MARKS = tuple(f'"{name}"'.encode() for name in sorted(FOLLOWED | WARNING_LEVELS))
+_LONGEST = 300  # characters
+# Bytes of a line that are looked at: the time that `_OF_TORCH` takes grows with their square, and no other thread runs meanwhile.
+_LOOKED_AT = 2000
+_MOST_WAITING = 1 << 16
+# As `warnings.formatwarning` writes it; the source line below it is indented.
+_OF_PYTHON = re.compile(
+    r"(?P<file>\S.*?):(?P<line>\d+): (?P<category>[\w.]*Warning): (?P<text>.*)", re.DOTALL
+)
+# `[rank0]:[W1126 18:17:23.123456789 socket.cpp:767] text`, and torch's own loggers without the brackets.
+_OF_TORCH = re.compile(r"(?:\[rank\d+\]:)?\s*\[?W\d* [^\]]*?(?P<place>[\w./+-]+\.\w+:\d+)\] (?P<text>.*)")
+# As `logging.basicConfig` writes it.
+_OF_LOGGING = re.compile(r"WARNING:(?P<name>[\w.]+):(?P<text>.*)")
+# They say nothing about training: torch asks for the name of an address that may have none.
+_NOISE = ("The hostname of the client socket cannot be retrieved",)
 
 
 class RankLog:
@@ -76,22 +90,6 @@ def tail(path: Path, size: int = 16384) -> str:
             return _PREFIX.sub("", file.read().decode("utf-8", "replace"))
     except FileNotFoundError:
         return ""
-
-
-_LONGEST = 300  # characters
-# Bytes of a line that are looked at: the time that `_OF_TORCH` takes grows with their square, and no other thread runs meanwhile.
-_LOOKED_AT = 2000
-_MOST_WAITING = 1 << 16
-# As `warnings.formatwarning` writes it; the source line below it is indented.
-_OF_PYTHON = re.compile(
-    r"(?P<file>\S.*?):(?P<line>\d+): (?P<category>[\w.]*Warning): (?P<text>.*)", re.DOTALL
-)
-# `[rank0]:[W1126 18:17:23.123456789 socket.cpp:767] text`, and torch's own loggers without the brackets.
-_OF_TORCH = re.compile(r"(?:\[rank\d+\]:)?\s*\[?W\d* [^\]]*?(?P<place>[\w./+-]+\.\w+:\d+)\] (?P<text>.*)")
-# As `logging.basicConfig` writes it.
-_OF_LOGGING = re.compile(r"WARNING:(?P<name>[\w.]+):(?P<text>.*)")
-# They say nothing about training: torch asks for the name of an address that may have none.
-_NOISE = ("The hostname of the client socket cannot be retrieved",)
 
 
 class FoundWarning(NamedTuple):

@@ -34,6 +34,12 @@ if TYPE_CHECKING:
 # Workers wait for a cache that is loaded; no one waits for one that is saved.
 _LOAD_PATIENCE, _SAVE_PATIENCE = Patience(total_s=15.0), Patience()
 _IDLE = 19
+MOST_BYTES = 1 << 30
+"""Of all files of a cache: more is not put beside the snapshots."""
+_FORMAT = 1
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # of every file in an archive: equal files make equal archives
+_TRIES = 2
+
 
 Action = Literal["load", "save"]
 Outcome = Literal["loaded", "saved", "none", "busy", "failed"]
@@ -72,13 +78,6 @@ class Transferred:
     bytes: int = 0
     seconds: float = 0.0
     reason: str = ""
-
-
-MOST_BYTES = 1 << 30
-"""Of all files of a cache: more is not put beside the snapshots."""
-_FORMAT = 1
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # of every file in an archive: equal files make equal archives
-_TRIES = 2
 
 
 class BadArchiveError(SnapshotError):

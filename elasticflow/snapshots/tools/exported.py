@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     Take = Callable[[int, memoryview], None]
 
 Part = Literal["model", "ema", "optimizer", "all"]
-
 _ONE_OF_SEVERAL = "optimizer."
 # torch.optim.swa_utils.AveragedModel puts this before each name.
 _AVERAGED = "module."
