@@ -12,13 +12,15 @@ from torch.nn.parameter import is_lazy
 from elasticflow.errors import StateError
 from elasticflow.runtime.process.sharded_tensors import is_sharded, local_of
 from elasticflow.runtime.process.torch_private import foreach_copy_, storage_id
-from elasticflow.snapshots.format.pieces import DTYPES
+from elasticflow.snapshots.format import pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-DTYPES: dict[torch.dtype, str] = {getattr(torch, dtype.torch_name): name for name, dtype in DTYPES.items()}
-BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
+DTYPES: dict[torch.dtype, str] = {
+    getattr(torch, dtype.torch_name): name for name, dtype in pieces.DTYPES.items()
+}
+BY_NAME = {name: dtype for dtype, name in pieces.DTYPES.items()}
 
 # Followed by the dimensions, the one with the widest stride first.
 _PERMUTED = "permuted:"
