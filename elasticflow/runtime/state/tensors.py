@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 DTYPES: dict[torch.dtype, str] = {
     getattr(torch, dtype.torch_name): name for name, dtype in pieces.DTYPES.items()
 }
-BY_NAME = {name: dtype for dtype, name in pieces.DTYPES.items()}
+BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
 
 # Followed by the dimensions, the one with the widest stride first.
 _PERMUTED = "permuted:"
