@@ -25,44 +25,11 @@ def new_run_id(now: datetime | None = None) -> str:
     return f"{moment:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
-class _Inside:
-    """An attribute of `RunFolder`: the path of *name* inside it."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __get__(self, folder: RunFolder, _: object) -> Path:
-        return folder.path / self._name
-
-
 @dataclass(frozen=True)
 class RunFolder:
     """Paths inside `runs/<job>/<run id>/`; no file is created."""
 
     path: Path
-
-    events = _Inside("events.jsonl")
-    """The authoritative record of the run: JSON lines that only the supervisor appends."""
-    metrics = _Inside("metrics.jsonl")
-    """One JSON line per step or evaluation, without gaps or repeats."""
-    metrics_redone = _Inside("metrics.redone.jsonl")
-    """Lines of steps that were lost and done again."""
-    ledger = _Inside("ledger.jsonl")
-    """Failures charged to the restart budget."""
-    state = _Inside("state.json")
-    """The run's state now; replaced atomically."""
-    lock = _Inside("lock")
-    """The file that is locked (flock) while a supervisor runs."""
-    cancel = _Inside("cancel")
-    """The file that `elasticflow cancel` makes, on any machine; the supervisor looks for it, the next launch removes it."""
-    imports = _Inside("imports.json")
-    """The modules, variables and device of workers; standbys prepare these before they are needed."""
-    profiles = _Inside("profiles")
-    """Folder of the traces requested by `elasticflow profile`, by number."""
-    compiler_cache = _Inside("compiler-cache")
-    """Kernels of torch.compile, by kind of machine and node."""
-    launches = _Inside("launches")
-    """Folder of the launch folders."""
 
     @classmethod
     def of(cls, project_root: Path, job: str, run_id: str) -> RunFolder:
@@ -79,9 +46,54 @@ class RunFolder:
         """The job's name, which is the parent folder's name."""
         return self.path.parent.name
 
+    @property
+    def events(self) -> Path:
+        """The authoritative record of the run: JSON lines that only the supervisor appends."""
+        return self.path / "events.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON line per step or evaluation, without gaps or repeats."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def metrics_redone(self) -> Path:
+        """Lines of steps that were lost and done again."""
+        return self.path / "metrics.redone.jsonl"
+
+    @property
+    def ledger(self) -> Path:
+        """Failures charged to the restart budget."""
+        return self.path / "ledger.jsonl"
+
+    @property
+    def state(self) -> Path:
+        """The run's state now; replaced atomically."""
+        return self.path / "state.json"
+
+    @property
+    def lock(self) -> Path:
+        """The file that is locked (flock) while a supervisor runs."""
+        return self.path / "lock"
+
+    @property
+    def cancel(self) -> Path:
+        """The file that `elasticflow cancel` makes, on any machine; the supervisor looks for it, the next launch removes it."""
+        return self.path / "cancel"
+
     def agent_log(self, node: str = "n0") -> Path:
         """Output of the agent of *node*, its fork server and its writer."""
         return self.path / "logs" / ("agent.log" if node == "n0" else f"agent-{node}.log")
+
+    @property
+    def imports(self) -> Path:
+        """The modules, variables and device of workers; standbys prepare these before they are needed."""
+        return self.path / "imports.json"
+
+    @property
+    def profiles(self) -> Path:
+        """Folder of the traces requested by `elasticflow profile`, by number."""
+        return self.path / "profiles"
 
     def profile_request(self, number: int) -> Path:
         """The request for trace *number*."""
@@ -103,6 +115,16 @@ class RunFolder:
         paths = (self.profiles / str(number)).glob("rank*.json.gz")
         found = {int(match[1]): path for path in paths if (match := _TRACE.fullmatch(path.name))}
         return dict(sorted(found.items()))
+
+    @property
+    def compiler_cache(self) -> Path:
+        """Kernels of torch.compile, by kind of machine and node."""
+        return self.path / "compiler-cache"
+
+    @property
+    def launches(self) -> Path:
+        """Folder of the launch folders."""
+        return self.path / "launches"
 
     def launch(self, number: int) -> Path:
         """Folder of launch *number* (from 1)."""
