@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 FINISHED = 0
 ANSWER_IS_NO = 1
@@ -60,6 +63,16 @@ class ElasticflowError(Exception):
 def in_words(error: Exception) -> str:
     """Return the text of an error of ours, with its remedy; of any other one, with the name of its class."""
     return str(error) if isinstance(error, ElasticflowError) else f"{type(error).__name__}: {error}"
+
+
+def chain_of(error: BaseException, most: int = 11) -> Iterator[BaseException]:
+    """Yield *error*, then the errors that it came from, each once; *most* in all."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen and len(seen) < most:
+        yield cause
+        seen.add(id(cause))
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
 
 
 class JobRefusedError(ElasticflowError):

@@ -91,7 +91,9 @@ class Event(str):
         return str, (str(self),)
 
 
+_warning = partial(Event, level="warning")
 _of_worker = partial(Event, emitter="worker")
+_warning_of_worker = partial(_of_worker, level="warning")
 
 RUN_STARTED = Event(
     "run.started",
@@ -114,11 +116,10 @@ RUN_INTERRUPTED = Event(
     "the launch ended before training did; the same command resumes from the snapshot of step `goes_on_from`",
     ("reason", "step", "goes_on_from", "seconds", "durations", "run_durations"),
 )
-SUPERVISOR_LOST = Event(
+SUPERVISOR_LOST = _warning(
     "supervisor.lost",
     "the supervisor of an earlier launch had ended without a word; with the known facts and the likely cause",
     ("launch", "step", "kind", "known", "likely", "last_seen", "in_generation"),
-    level="warning",
 )
 GENERATION_STARTED = Event(
     "generation.started", "a worker group was formed", ("world_size", "nodes", "members", "reason")
@@ -141,40 +142,36 @@ WORKER_RAISED = _of_worker(
     level="error",
     is_kept=False,
 )
-WORKER_WARNED = Event(
+WORKER_WARNED = _warning(
     "worker.warned",
     "the job's code or a library gave a warning; told at the first of its category and place in a launch, each time that it has become "
     "ten times as many, and at the end of the launch: times is since it was told before, by all workers",
     ("node", "rank", "in_generation", "category", "place", "text", "times"),
-    level="warning",
 )
-WORKER_LINGERED = Event(
+WORKER_LINGERED = _warning(
     "worker.lingered",
     "a worker did not end although its peers had ended well, and showed no sign of life: it was ended, and counts as one that ended well",
     ("node", "rank", "seconds", "reason", "frames", "stacks"),
-    level="warning",
     line=Template(
         "lingered",
         "rank {rank} did not end after its peers, without a sign of life for {seconds:span}, and was ended: {reason}",
         ("stacks: {stacks}",),
     ),
 )
-PROCESS_LEFT_BEHIND = Event(
+PROCESS_LEFT_BEHIND = _warning(
     "process.left_behind",
     "a process that outlived the worker which started it was ended; without a node it was no living agent's",
     ("node", "pid", "command", "was_killed"),
-    level="warning",
 )
 STANDBYS_READY = Event(
     "standbys.ready",
     "each worker of a node has a process that is ready to take its place",
     ("node", "pids", "seconds", "memory", "without_device"),
 )
-STANDBYS_OFF = Event(
+STANDBYS_OFF = _warning(
     "standbys.off",
     "a node keeps no standby workers any more",
     ("node", "reason"),
-    level="warning",
     line=Template("no standby", "{node}: {reason}"),
 )
 COMPILER_CACHE = Event(
@@ -182,11 +179,10 @@ COMPILER_CACHE = Event(
     "a node saved torch.compile's cache beside the snapshots, or loaded it from there",
     ("node", "action", "files", "bytes", "seconds"),
 )
-COMPILER_CACHE_FAILED = Event(
+COMPILER_CACHE_FAILED = _warning(
     "compiler.cache_failed",
     "a node could not keep, save or load torch.compile's cache: training continues",
     ("node", "action", "reason"),
-    level="warning",
 )
 NODE_JOINED = Event("node.joined", "a node's agent is ready", ("node", "host", "nproc"))
 NODE_LEFT = Event(
@@ -195,18 +191,16 @@ NODE_LEFT = Event(
     ("node",),
     line=Template("node left", "{node} asked to leave and was let go", symbol="note", tone="plain"),
 )
-NODE_LOST = Event(
+NODE_LOST = _warning(
     "node.lost",
     "a node's agent is gone",
     ("node", "reason"),
-    level="warning",
     line=Template("node lost", "{node}: {reason}", symbol="wrong", tone="bad"),
 )
-NODE_EXCLUDED = Event(
+NODE_EXCLUDED = _warning(
     "node.excluded",
     "a node takes no part any more: it failed twice in a row while others did not, or one of its devices is faulty",
     ("node", "reason"),
-    level="warning",
     line=Template("node excluded", "{node} takes no part any more: {reason}", symbol="wrong", tone="bad"),
 )
 DEVICES_CHECKED = Event(
@@ -215,11 +209,10 @@ DEVICES_CHECKED = Event(
     ("node", "devices", "faults", "notes", "reason", "seconds"),
     line=Template("devices", "{node}: {reason}", symbol="note", tone="plain"),
 )
-WORKER_STUCK = Event(
+WORKER_STUCK = _warning(
     "worker.stuck",
     "a worker did not end although it was killed, as a process does in a driver's call: its device may still be in use",
     ("rank", "node", "pid", "state"),
-    level="warning",
     line=Template(
         "worker stuck",
         "rank {rank} of {node} (pid {pid}) does not end, though it was killed: the kernel has it in state {state}",
@@ -227,19 +220,17 @@ WORKER_STUCK = Event(
         tone="bad",
     ),
 )
-NODE_AWAITED = Event(
+NODE_AWAITED = _warning(
     "node.awaited",
     "fewer nodes are ready than the job needs",
     ("present", "least"),
-    level="warning",
     line=Template("waiting", "{present:count} of at least {least:node} ready"),
 )
-RANK_SLOW = Event(
+RANK_SLOW = _warning(
     "rank.slow",
     "for a while, this rank's own part of a step, divided by its share of the samples, took `factor` times as long as the median of "
     "the others, which wait for it",
     ("rank", "node", "device", "factor", "own_s", "others_s", "step_s"),
-    level="warning",
     line=Template(
         "slow rank",
         "rank {rank} ({node}, {device}) takes {own_s:span} of its own for a step, {factor} times as long as the others: "
@@ -249,12 +240,11 @@ RANK_SLOW = Event(
 SCRIPT_STARTED = Event(
     "script.started", "all workers of a group run the job's own script", ("script", "seconds_since_failure")
 )
-SCRIPT_BEGAN_ANEW = Event(
+SCRIPT_BEGAN_ANEW = _warning(
     "script.began_anew",
     "the job's own script was started again, and has reported no step since the run began: it is at "
     "its beginning, unless it loads a checkpoint of its own",
     ("script",),
-    level="warning",
     line=Template(
         "no steps told",
         "{script} was started again: it trains on if it loads a checkpoint of its own, else it began anew",
@@ -295,18 +285,16 @@ SNAPSHOT_STAGED = _of_worker(
     "the writer has the bytes, and training continues",
     ("name", "bytes", "stall_s", "trigger"),
 )
-STAGING_SINGLE = _of_worker(
+STAGING_SINGLE = _warning_of_worker(
     "staging.single",
     "memory is short: a snapshot waits until the previous one is written",
     ("reason",),
-    level="warning",
     line=Template("short of memory", "each snapshot waits until the one before is written: {reason}"),
 )
-STAGING_OVERTAKEN = _of_worker(
+STAGING_OVERTAKEN = _warning_of_worker(
     "staging.overtaken",
     "a tensor was written while it was copied to the memory tier, and not by its optimizer's step: this step is not held",
     ("name",),
-    level="warning",
     line=Template("not in memory", "step {step}: {name} was written while it was copied"),
 )
 HELD_OFF = _of_worker(
@@ -321,11 +309,10 @@ HELD_PAUSES = _of_worker(
     ("reason",),
     line=Template("not in memory", "nothing is held while a snapshot is being written: {reason}"),
 )
-HELD_DAMAGED = _of_worker(
+HELD_DAMAGED = _warning_of_worker(
     "held.damaged",
     "the shard of a rank, counted on its node, has changed in memory since it was held: training resumes from another node's copy, an older state or a snapshot",
     ("of_rank",),
-    level="warning",
     line=Template("not from memory", "step {step}: the part of rank {of_rank} has changed since it was held"),
 )
 HELD_RECEIVED = _of_worker(
@@ -339,11 +326,10 @@ HELD_RECEIVED = _of_worker(
         tone="plain",
     ),
 )
-HELD_LOST = _of_worker(
+HELD_LOST = _warning_of_worker(
     "held.lost",
     "a node cannot receive the newest held state: training resumes from a snapshot",
     ("reason",),
-    level="warning",
     line=Template("not from memory", "step {step}: {reason}"),
 )
 SNAPSHOT_COMMITTED = _of_worker(
@@ -362,18 +348,16 @@ OPTIONS_CHANGED = _of_worker(
     "optimizer or scheduler options changed since the snapshot; the job file's apply from here",
     ("options",),
 )
-JOB_CHANGED = _of_worker(
+JOB_CHANGED = _warning_of_worker(
     "job.changed",
     "the snapshot that a generation resumes from was taken under another job: digests of both",
     ("snapshot", "was", "now"),
-    level="warning",
     is_kept=False,
 )
-SNAPSHOT_REJECTED = _of_worker(
+SNAPSHOT_REJECTED = _warning_of_worker(
     "snapshot.rejected",
     "a snapshot was not loaded, or starts from it failed: it is set aside",
     ("name", "reason"),
-    level="warning",
     may_be_supervisors=True,
     line=Template("set aside", "snapshot {name}: {reason}"),
 )
@@ -383,11 +367,10 @@ SNAPSHOT_CLEARED = Event(
     ("name", "reason"),
     line=Template("good again", "snapshot {name}: {reason}", symbol="note", tone="quiet"),
 )
-SNAPSHOT_FAILED = _of_worker(
+SNAPSHOT_FAILED = _warning_of_worker(
     "snapshot.failed",
     "a snapshot could not be written; older ones are untouched",
     ("name", "reason"),
-    level="warning",
     may_be_supervisors=True,
     line=Template(
         "no snapshot",
@@ -399,11 +382,10 @@ SNAPSHOT_FAILED = _of_worker(
 SNAPSHOT_REMOVED = _of_worker(
     "snapshot.removed", "retention removed a snapshot", ("name",), may_be_supervisors=True
 )
-STORE_TROUBLE = _of_worker(
+STORE_TROUBLE = _warning_of_worker(
     "store.trouble",
     "a snapshot store failed for a transient reason and is asked again; reported at most every 10 s",
     ("operation", "class", "error", "attempt", "pause_s"),
-    level="warning",
     may_be_supervisors=True,
     line=Template(
         "store",
@@ -454,23 +436,20 @@ DATASET_PASSED = _of_worker(
     ("shard", "samples"),
     line=Template("data", "shard {shard}: {samples:sample} read again", symbol="note", tone="quiet"),
 )
-DATASET_SMALLER_THAN_BATCH = _of_worker(
+DATASET_SMALLER_THAN_BATCH = _warning_of_worker(
     "dataset.smaller_than_batch",
     "one batch is more than the whole training data: a pass over it is not even one step",
     ("samples", "batch", "steps"),
-    level="warning",
 )
-DATASET_VARIES = _of_worker(
+DATASET_VARIES = _warning_of_worker(
     "dataset.varies",
     "a sample varies when it is read twice under one seed: a restart reads other samples",
     ("name", "sample", "type", "parts", "generators"),
-    level="warning",
 )
-DATASET_UNSEEN = _of_worker(
+DATASET_UNSEEN = _warning_of_worker(
     "dataset.unseen",
     "content of samples that was not looked at: objects of these classes cannot be looked into",
     ("name", "types"),
-    level="warning",
 )
 SCALE_NOT_REACHED = Event(
     "scale.not_reached",
@@ -478,11 +457,10 @@ SCALE_NOT_REACHED = Event(
     ("changes", "seconds"),
     line=Template("scale", "{changes:list}: not reached, training ended after {seconds:span}", symbol="note"),
 )
-KIND_CHANGED = _of_worker(
+KIND_CHANGED = _warning_of_worker(
     "kind.changed",
     "an exact run resumes with other machines or libraries than its snapshot: bits may differ",
     ("changed",),
-    level="warning",
 )
 REPLICAS_NOT_COMPARED = _of_worker(
     "replicas.not_compared",
@@ -490,52 +468,45 @@ REPLICAS_NOT_COMPARED = _of_worker(
     ("reason",),
     line=Template("not compared", "replica comparison is off: {reason}", symbol="note", tone="quiet"),
 )
-STATE_LEFT_OUT = _of_worker(
+STATE_LEFT_OUT = _warning_of_worker(
     "state.left_out",
     "an object has state of its own that no snapshot holds",
     ("name", "type", "help?"),
-    level="warning",
 )
-PRELOAD_REFUSED = Event(
+PRELOAD_REFUSED = _warning(
     "preload.refused",
     "a module is imported in each worker instead of once per node",
     ("module", "reason"),
-    level="warning",
     line=Template("preload", "{module} is imported in each worker: {reason}", symbol="note", tone="quiet"),
 )
-ENTRY_POINT_EDITED = Event(
+ENTRY_POINT_EDITED = _warning(
     "entry_point.edited",
     "train.py was edited by hand and runs as edited",
     ("path",),
-    level="warning",
     line=Template("edited", "{path} was edited by hand and runs as edited"),
 )
 AGENT_RESTARTED = Event("agent.restarted", "a dead agent was started again", ("node", "exit_code", "error"))
-HANG_DETECTED = Event(
+HANG_DETECTED = _warning(
     "hang.detected",
     "no rank makes progress; with the rank that the others wait for, and its position",
     ("rank", "node", "phase", "step", "seconds", "limit_s", "reason", "frames", "stacks", "dumps"),
-    level="warning",
 )
-LOSS_SKIPPED = _of_worker(
+LOSS_SKIPPED = _warning_of_worker(
     "loss.skipped",
     "a step with a non-finite loss left the weights alone",
     ("loss",),
-    level="warning",
     line=Template("skipped", "step {step}: loss {loss:number}; the weights are left alone"),
 )
-RECORD_DAMAGED = Event(
+RECORD_DAMAGED = _warning(
     "record.damaged",
     "a file of the run is damaged, and the run continues without its content",
     ("path", "reason"),
-    level="warning",
     line=Template("damaged", "{path} {reason}"),
 )
-LOSS_UNWEIGHED = _of_worker(
+LOSS_UNWEIGHED = _warning_of_worker(
     "loss.unweighed",
     "the loss depends on how a batch is cut, so on the number of workers: it is a mean over uncounted items",
     ("reason", "help"),
-    level="warning",
     line=Template(
         "loss",
         "the loss depends on how a batch is cut, so on the number of workers",
@@ -552,17 +523,15 @@ STAGE_STARTED = _of_worker(
     "a loop of the script's own begins its next stage: other data, or more epochs; `steps` is the run's last step as far as it is known",
     ("stage", "steps", "samples"),
 )
-STATE_PUT_BACK = _of_worker(
+STATE_PUT_BACK = _warning_of_worker(
     "state.put_back",
     "the script changed kept state between run.keep and its loop; a resumed run has the snapshot's state",
     ("names", "snapshot"),
-    level="warning",
 )
-LOOP_CHANGED = _of_worker(
+LOOP_CHANGED = _warning_of_worker(
     "loop.changed",
     "the arguments of a script's loop differ from the snapshot's, and the run continues with them",
     ("changes",),
-    level="warning",
 )
 LOSS_UNUSED = _of_worker(
     "loss.unused",
@@ -572,11 +541,10 @@ LOSS_UNUSED = _of_worker(
         "loss", "the step's dict also holds {keys:list}, which nobody reads", symbol="note", tone="quiet"
     ),
 )
-MFU_UNKNOWN = _of_worker(
+MFU_UNKNOWN = _warning_of_worker(
     "mfu.unknown",
     "model.flops_per_sample is given, and the peak of the device is not known: no MFU is measured",
     ("device",),
-    level="warning",
     line=Template(
         "speed",
         "no MFU: the peak of {device} is not known",
@@ -589,11 +557,10 @@ DRIFT_FOUND = Event(
     "the run resumes with changes since its last launch: job, own code, libraries, machine",
     ("launch", "differences"),
 )
-SINK_FAILED = Event(
+SINK_FAILED = _warning(
     "sink.failed",
     "nothing gets through to a sink, which is tried again and again; training and other sinks continue",
     ("sink", "error"),
-    level="warning",
     line=Template(
         "sink", "{sink}: {error}", ("training continues; it is tried again and continues where it was",)
     ),
@@ -611,18 +578,16 @@ SINK_SENDING = Event(
     "the launch has ended and waits for a sink's remaining points, for at most so many more seconds",
     ("sink", "points", "seconds"),
 )
-SINK_UNSENT = Event(
+SINK_UNSENT = _warning(
     "sink.unsent",
     "the launch ended before a sink had everything; the next launch or `elasticflow runs send` "
     "sends the rest",
     ("sink", "points", "error"),
-    level="warning",
 )
-FOLLOWER_LOST = Event(
+FOLLOWER_LOST = _warning(
     "follower.lost",
     "the process that sends metrics and events to sinks has ended; another process continues after a pause",
     ("reason", "log", "pause_s"),
-    level="warning",
     line=Template("sinks", "the process that serves sinks {reason}; see {log}"),
 )
 PROFILE_REQUESTED = Event(
@@ -650,11 +615,10 @@ PROFILE_FINISHED = _of_worker(
         tone="plain",
     ),
 )
-PROFILE_FAILED = _of_worker(
+PROFILE_FAILED = _warning_of_worker(
     "profile.failed",
     "there will be no trace of a rank; training continues",
     ("profile", "reason"),
-    level="warning",
     may_be_supervisors=True,
     line=Template("profile", "no trace of rank {rank}: {reason}"),
 )
@@ -666,19 +630,17 @@ ENVIRONMENT_FOUND = _of_worker(
     level="debug",
     is_kept=False,
 )
-LOG_LEFT_OUT = _of_worker(
+LOG_LEFT_OUT = _warning_of_worker(
     "log.left_out",
     "a worker wrote more than its log may hold: how many lines and bytes of one of its streams were left out so far",
     ("node", "rank", "stream", "lines", "bytes"),
-    level="warning",
     may_be_supervisors=True,
 )
-CONNECTION_REFUSED = Event(
+CONNECTION_REFUSED = _warning(
     "connection.refused",
     "the launch refused a connection: wrong or no token, not elasticflow, or too many open files; "
     "reported once a minute at most",
     ("connections", "address", "reason"),
-    level="warning",
 )
 STEP = _of_worker(
     "step",
@@ -693,11 +655,10 @@ BEST_RESET = _of_worker(
     "the best value so far was measured by another evaluation: it is looked for anew",
     ("best", "measured_by", "now"),
 )
-OVERLAP_FOUND = _of_worker(
+OVERLAP_FOUND = _warning_of_worker(
     "overlap.found",
     "samples of the evaluation are in the training data: found of looked_up ones, compared with so many of samples",
     ("found", "looked_up", "compared", "samples", "pair"),
-    level="warning",
 )
 EVALUATION = _of_worker(
     "evaluation",

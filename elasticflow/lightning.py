@@ -47,11 +47,7 @@ class _Configured:
 
 @dataclass
 class _Calls:
-    """Values that the module has logged in one call of a step.
-
-    Attributes:
-        hook: Name of the module's method.
-    """
+    """Values that *hook*, a method of the module, has logged in one call."""
 
     hook: str
     logged: dict[str, Any] = field(default_factory=dict)

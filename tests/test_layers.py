@@ -33,7 +33,7 @@ NEVER = {("runtime", "compiler"), ("runtime", "jobfile"), ("deep", "runtime"), (
 MAY_IMPORT_TORCH = {"runtime", "deep/child"}
 MAY_IMPORT_TORCH_IN_FUNCTIONS = {
     "snapshots/tools/export_torch.py",
-    "launcher/fork_server/torchrun_arguments.py",
+    "launcher/fork_server/probe.py",
     "schedules.py",  # for job files: any process may import it, a worker calls what is in it
     "hugging_face.py",
     "lightning.py",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from elasticflow.doctor.check import CheckResult, Needs, Verdict, ok
 from elasticflow.observe.terminal.formats import plural, span
-from elasticflow.system import torch_versions
+from elasticflow.system.installation import torch_tried, untried_torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -171,9 +171,9 @@ class TorchProbe:
 def _version(facts: _TorchFacts) -> CheckResult:
     build = f"for CUDA {facts.cuda}" if facts.cuda else "for ROCm" if facts.hip else "for CPU"
     fact = f"{facts.version} {build}, imported in {span(facts.seconds)}"
-    if torch_versions.untried(facts.version) is None:
+    if untried_torch(facts.version) is None:
         return ok(_TOPIC, "torch", fact)
-    meaning = f"this version of elasticflow was tried with torch {torch_versions.tried()} only"
+    meaning = f"this version of elasticflow was tried with torch {torch_tried()} only"
     return CheckResult(_TOPIC, "torch", "warning", fact, meaning, _INSTALL)
 
 

@@ -23,10 +23,11 @@ from elasticflow.launcher.supervisor.launch_record import Launch, Request
 from elasticflow.launcher.supervisor.supervisor import Supervisor
 from elasticflow.protocol import worker_environment
 from elasticflow.run_folder import snapshot_place
-from elasticflow.snapshots.format.writer_config import WriterStart
+from elasticflow.snapshots.client.writer_process import WriterStart
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
-from elasticflow.system import records, torch_versions
+from elasticflow.system import records
+from elasticflow.system.installation import untried_torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -209,7 +210,7 @@ def check_torch(warn: Callable[[str], None]) -> None:
     """
     if util.find_spec("torch") is None:
         raise TorchMissingError("torch is not installed", "pip install 'elasticflow[torch]'")
-    if (sentence := torch_versions.untried(metadata.version("torch"))) is not None:
+    if (sentence := untried_torch(metadata.version("torch"))) is not None:
         warn(sentence)
 
 

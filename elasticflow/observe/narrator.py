@@ -27,7 +27,7 @@ from elasticflow.observe.terminal.formats import (
     span,
     took,
 )
-from elasticflow.protocol.resume_command import resume_command
+from elasticflow.protocol.run_files import resume_command
 from elasticflow.system.processes import is_killed_from_outside
 from elasticflow.system.records import Record, float_of, int_of, text_of, unix_time
 

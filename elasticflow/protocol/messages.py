@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from elasticflow.events import EventRecord  # noqa: TC001  # the codec reads the fields' types
-from elasticflow.protocol.device_usage import DeviceUsage  # noqa: TC001  # as above
 from elasticflow.protocol.json_codec import MessageCodec
+from elasticflow.protocol.worker_environment import DeviceUsage  # noqa: TC001  # as above
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -483,10 +483,6 @@ ORDERS: MessageCodec[Order] = MessageCodec(*get_args(Order))
 
 @dataclass(frozen=True)
 class NodeParts:
-    """The parts of some nodes in a generation.
-
-    Attributes:
-        nodes: Part of each, by its id.
-    """
+    """The parts of some nodes in a generation, by the id of the node."""
 
     nodes: dict[str, NodePart]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from elasticflow.protocol.device_usage import DeviceUsage
+from elasticflow.protocol.worker_environment import DeviceUsage
 from elasticflow.system import atomic_files
 from elasticflow.system.records import BadJsonError, parse
 
@@ -54,6 +55,8 @@ SHOWN_OF_STATE = ("epochs", "budget_left", "activities")
 - `activities`: by node, what it has been at for longer than a moment: `phase`, `subject` and `step` as in `Activity`, and
   `since`, the unix time at which that began.
 """
+RESUME_COMMAND = "ELASTICFLOW_RESUME_COMMAND"
+"""Variable of the process that leads: what to tell people. A batch script sets it, or whatever else starts the nodes."""
 
 
 def is_ours(name: str) -> bool:
@@ -153,3 +156,13 @@ def printed_record(lines: Sequence[PrintedLine], left_out: int) -> dict[str, Any
 def is_only_shown(record: Mapping[str, Any]) -> bool:
     """Return whether *record* stands in no log."""
     return KNOWN in record or PRINTED in record
+
+
+def told_command() -> str | None:
+    """Return the command that this process was given, if any."""
+    return os.environ.get(RESUME_COMMAND) or None
+
+
+def resume_command(run_id: str, told: object) -> str:
+    """Return the command that continues a run; *told* is the command that its launch recorded."""
+    return told if isinstance(told, str) and told else f"elasticflow resume {run_id}"

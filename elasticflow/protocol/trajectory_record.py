@@ -88,7 +88,8 @@ def read_records(folder: Path) -> list[Record]:
     records = []
     of_rank_0 = [path for path in folder.glob("g*.jsonl") if "-" not in path.stem]
     for path in sorted(of_rank_0, key=lambda path: int(path.stem[1:])):
-        others = [_lines(each) for each in sorted(folder.glob(f"{path.stem}-*.jsonl"), key=_shard)]
+        shards = folder.glob(f"{path.stem}-*.jsonl")
+        others = [_lines(each) for each in sorted(shards, key=lambda each: int(each.stem.partition("-")[2]))]
         for number, record in enumerate(_lines(path)):
             parts = [record, *(lines[number] for lines in others if number < len(lines))]
             if len(parts) == len(others) + 1:
@@ -98,10 +99,6 @@ def read_records(folder: Path) -> list[Record]:
 
 def _lines(path: Path) -> list[Record]:
     return [from_json(Record, parse(line)) for line in lines_of(path) if line.endswith(b"\n")]
-
-
-def _shard(path: Path) -> int:
-    return int(path.stem.partition("-")[2])
 
 
 def _joined(parts: Sequence[Record]) -> Record:

@@ -7,10 +7,10 @@ them.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 RUN_ID = "ELASTICFLOW_RUN_ID"  # also the mark by which every process of a run can be found
 LAUNCH_ID = (
@@ -59,3 +59,32 @@ HIDING = (_CUDA_VISIBLE_DEVICES, "HIP_VISIBLE_DEVICES")
 def hides_gpus(environ: Mapping[str, str]) -> bool:
     """True if the environment hides all GPUs of CUDA's type."""
     return environ.get(_CUDA_VISIBLE_DEVICES, "all").strip() in {"", "-1"}
+
+
+class DeviceUsage(NamedTuple):
+    """Memory and use of a worker's accelerator.
+
+    Attributes:
+        memory_allocated: Bytes in tensors of the worker.
+        memory_reserved: Bytes that its allocator has taken from the device.
+        memory_peak: Most bytes in tensors since the worker began.
+        utilization: Percentage of time in which kernels ran, of all processes; None: unknown.
+    """
+
+    memory_allocated: int
+    memory_reserved: int
+    memory_peak: int
+    utilization: int | None = None
+
+
+def numbers_of_usage(usage: DeviceUsage | None) -> Sequence[int]:
+    """Return the fields of *usage* as numbers for shared memory, with -1 for each that is unknown."""
+    return [-1 if field is None else field for field in usage or [None] * len(DeviceUsage._fields)]
+
+
+def usage_of_numbers(numbers: Sequence[int]) -> DeviceUsage | None:
+    """Return the usage of which `numbers_of_usage` made *numbers*."""
+    allocated, reserved, peak, utilization = numbers
+    if allocated < 0:
+        return None
+    return DeviceUsage(allocated, reserved, peak, None if utilization < 0 else utilization)

@@ -6,12 +6,8 @@ The classes of the libraries are compared by name, so that no library is importe
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, Any
 
-from elasticflow.errors import StorageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from elasticflow.errors import StorageError, chain_of
 
 _FINAL = (
     FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError, StorageError,
@@ -46,7 +42,6 @@ _STATUS_KINDS: dict[int, type[OSError]] = {
 }  # fmt: skip
 # Base class of aiohttp's errors for an answer that it could not parse. No server sent their `code` of 400.
 _UNPARSED = "HttpProcessingError"
-_DEEPEST = 10
 
 
 def is_transient(error: BaseException) -> bool:
@@ -56,12 +51,12 @@ def is_transient(error: BaseException) -> bool:
     status = status_of(error)
     if status is not None:
         return status in _PASSING_STATUS
-    return any(_passes(cause) for cause in _chain(error))
+    return any(_passes(cause) for cause in chain_of(error))
 
 
 def status_of(error: BaseException) -> int | None:
     """Return the HTTP status that *error* came from, if it is 400 to 599."""
-    for cause in _chain(error):
+    for cause in chain_of(error):
         if _UNPARSED in _names(cause):
             continue
         response = getattr(cause, "response", None)
@@ -84,14 +79,14 @@ def kind_of(error: BaseException) -> type[OSError]:
     status = status_of(error)
     if status in _STATUS_KINDS:
         return _STATUS_KINDS[status]
-    for cause in _chain(error):
+    for cause in chain_of(error):
         for name in _names(cause):
             if name in _KINDS:
                 return _KINDS[name]
     # gcsfs has no status for a 403, only this word.
     if "Forbidden" in str(error):
         return PermissionError
-    if any(isinstance(cause, TimeoutError) or "Timeout" in type(cause).__name__ for cause in _chain(error)):
+    if any(isinstance(cause, TimeoutError) or "Timeout" in type(cause).__name__ for cause in chain_of(error)):
         return TimeoutError
     return ConnectionError if status is None and is_transient(error) else OSError
 
@@ -104,7 +99,7 @@ def as_os_error(error: BaseException, text: str) -> OSError:
 
 def in_full(error: BaseException) -> str:
     """Return the messages of *error* and of all errors that it came from."""
-    return "\n".join(map(str, _chain(error)))
+    return "\n".join(map(str, chain_of(error)))
 
 
 def _passes(error: BaseException) -> bool:
@@ -117,13 +112,3 @@ def _passes(error: BaseException) -> bool:
 
 def _names(error: BaseException) -> list[str]:
     return [kind.__name__ for kind in type(error).__mro__]
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield *error*, then the errors that it came from."""
-    cause: Any = error
-    for _ in range(_DEEPEST):
-        if cause is None:
-            return
-        yield cause
-        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)

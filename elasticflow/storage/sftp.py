@@ -157,8 +157,10 @@ class SftpStore:
         try:
             return await operation(client)
         except Exception as error:
-            if type(error).__name__ in {"ConnectionLost", "SFTPConnectionLost", "SFTPNoConnection"}:
-                self._forget(client)
+            is_lost = type(error).__name__ in {"ConnectionLost", "SFTPConnectionLost", "SFTPNoConnection"}
+            if is_lost and self._client is client:
+                self._connection.abort()
+                self._client = self._connection = None
             raise
 
     async def _connected(self) -> Any:
@@ -173,11 +175,6 @@ class SftpStore:
                 self._connection = await asyncssh.connect(**self._options)
                 self._client = await self._connection.start_sftp_client()
         return self._client
-
-    def _forget(self, client: Any) -> None:
-        if self._client is client:
-            self._connection.abort()
-            self._client = self._connection = None
 
 
 async def _finish(file: Any) -> None:

@@ -58,8 +58,7 @@ def open_store(uri: str, options: Mapping[str, Any], shown: str) -> Store:
         return _open_sftp(uri, options)
     import fsspec.core
 
-    from elasticflow.storage.http import HttpStore
-    from elasticflow.storage.objects import ObjectStore
+    from elasticflow.storage.objects import HttpStore, ObjectStore
 
     # A cached listing would hide what other processes wrote.
     extra = {"skip_instance_cache": True, "use_listings_cache": False}

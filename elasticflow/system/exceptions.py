@@ -9,6 +9,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from elasticflow.errors import chain_of
 from elasticflow.system.installation import is_of_installed_package
 
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
@@ -17,7 +18,7 @@ _LIBRARIES = tuple(
 )
 # The generated entry point of a launch.
 _ENTRY_POINT = f"{os.sep}launches{os.sep}"
-_MOST_FRAMES, _MOST_CAUSES = 50, 10
+_MOST_FRAMES = 50
 # Characters: a message may show all the data it met.
 _LONGEST = 20_000
 
@@ -34,8 +35,9 @@ def describe(error: BaseException) -> dict[str, Any]:
         "message": _message(error),
         "frames": [*(f for f in frames if f["is_own"]), *(f for f in frames if not f["is_own"])],
     }
-    if causes := _causes(error):
-        described["causes"] = causes
+    _, *causes = chain_of(error)
+    if causes:
+        described["causes"] = [f"{type_name(type(cause))}: {_message(cause)}" for cause in causes]
     return described
 
 
@@ -54,19 +56,6 @@ def _frame(frame: traceback.FrameSummary) -> dict[str, Any]:
         "code": frame.line or None,
         "is_own": is_own_code(frame.filename),
     }
-
-
-def _causes(error: BaseException) -> list[str]:
-    causes: list[str] = []
-    seen = {id(error)}
-    while len(causes) < _MOST_CAUSES:
-        cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-        if cause is None or id(cause) in seen:
-            break
-        seen.add(id(cause))
-        causes.append(f"{type_name(type(cause))}: {_message(cause)}")
-        error = cause
-    return causes
 
 
 def type_name(kind: type[BaseException]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,19 +48,14 @@ def tightest_group(root: Path = GROUPS) -> GroupMemory | None:
 
 
 def memory_groups(root: Path = GROUPS) -> list[Path]:
-    """Return the folders of the control groups that may limit this process's memory, the closest first.
-
-    Args:
-        root: Where the kernel shows them.
-    """
+    """Return the folders of the control groups below *root* that may limit this process's memory, the closest first."""
     folders = []
-    with suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers == "" or "memory" in controllers.split(","):
-                top = root / "memory" if controllers else root
-                inside = top / path.lstrip("/")
-                folders += [folder for folder in (inside, *inside.parents) if folder.is_relative_to(top)]
+    for line in text_in(Path("/proc/self/cgroup")).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "" or "memory" in controllers.split(","):
+            top = root / "memory" if controllers else root
+            inside = top / path.lstrip("/")
+            folders += [folder for folder in (inside, *inside.parents) if folder.is_relative_to(top)]
     # In a container it is the process's own group.
     return list(dict.fromkeys([*folders, root]))
 
@@ -110,10 +104,7 @@ def _counters() -> list[Path]:
 
 
 def _count(path: Path) -> int | None:
-    try:
-        match = _COUNT.search(path.read_text(encoding="utf-8"))
-    except OSError:
-        return None
+    match = _COUNT.search(text_in(path))
     return None if match is None else int(match[1])
 
 

@@ -1,4 +1,4 @@
-"""The elasticflow that runs: its version, the folder that Python finds it in, and processes of its modules; installed packages."""
+"""The elasticflow that runs: its version, its folder, processes of its modules; installed packages, and versions of torch."""
 
 from __future__ import annotations
 
@@ -24,11 +24,7 @@ def is_of_installed_package(path: str) -> bool:
 
 
 def module_command(module: str, *arguments: str, options: Sequence[str] = ()) -> list[str]:
-    """Return the command that runs *module* of elasticflow; modules in its working folder are not imported (`-P`).
-
-    Args:
-        options: Python's own options besides.
-    """
+    """Return the command that runs *module* of elasticflow; modules in its working folder are not imported (`-P`)."""
     return [sys.executable, *options, "-P", "-m", module, *arguments]
 
 
@@ -45,3 +41,26 @@ def start_module(module: str, python: str = sys.executable) -> subprocess.Popen[
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
     )
+
+
+TORCH_TRIED = ("2.13", "2.14", "2.15")
+"""Minor versions of torch that elasticflow was tried with; `pyproject.toml` allows the same range, and the guide (figures) says what was run on which."""
+
+
+def untried_torch(version: str) -> str | None:
+    """Return the sentence that says so if torch *version* (`2.16.0+cpu`) is of a minor version never tried, else None."""
+    if ".".join(version.split(".")[:2]) in TORCH_TRIED:
+        return None
+    return f"torch {version} has not been tried with this version of elasticflow; {torch_tried()} have"
+
+
+def torch_tried() -> str:
+    """Return the versions as words: `2.13, 2.14 and 2.15`."""
+    *others, last = TORCH_TRIED
+    return f"{', '.join(others)} and {last}"
+
+
+def torch_requirement() -> str:
+    """Return the range as pip takes it: `torch>=2.13,<2.16`."""
+    major, minor = TORCH_TRIED[-1].split(".")
+    return f"torch>={TORCH_TRIED[0]},<{major}.{int(minor) + 1}"

@@ -19,6 +19,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from elasticflow.system.kernel_files import text_in
+
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable, Iterable
@@ -46,9 +48,6 @@ def die_with_parent(parent: int) -> None:
     fork clears the setting, so every process of the tree calls this for itself. The parent is checked
     afterwards: it may have died before the call. Where prctl does not exist (macOS), a thread looks
     at the parent twice a second instead.
-
-    Args:
-        parent: Process id of the expected parent.
     """
     if sys.platform == "linux":
         libc = _libc()
@@ -136,18 +135,14 @@ def cpu_seconds_of(pid: int) -> float:
 
 def io_bytes_of(pid: int) -> int:
     """Return the bytes that the process has read and written, by read(2) and write(2); 0 where that is not told."""
-    with suppress(OSError):
-        fields = Path(f"/proc/{pid}/io").read_text(encoding="ascii").split()
-        return int(fields[1]) + int(fields[3])
-    return 0
+    fields = text_in(Path(f"/proc/{pid}/io")).split()
+    return int(fields[1]) + int(fields[3]) if fields else 0
 
 
 def waits_for_lock(pid: int) -> bool:
     """Return whether the main thread of the process waits for a lock or a thread, not for a time or for input; True where that is not told."""
-    with suppress(OSError):
-        function = Path(f"/proc/{pid}/wchan").read_text(encoding="ascii")
-        return function in {"", "0"} or "futex" in function
-    return True
+    function = text_in(Path(f"/proc/{pid}/wchan"))
+    return function in {"", "0"} or "futex" in function
 
 
 def started_at(pid: int) -> int | None:
@@ -166,9 +161,7 @@ def started_at(pid: int) -> int | None:
 
 def boot_id() -> str | None:
     """Return the id of this start of the machine: another one after each start; None where the kernel does not tell."""
-    with suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip() or None
-    return None
+    return text_in(Path("/proc/sys/kernel/random/boot_id")) or None
 
 
 def children_of(pid: int) -> list[int]:
@@ -186,11 +179,9 @@ def children_of(pid: int) -> list[int]:
 
 def catches(pid: int, number: signal.Signals) -> bool:
     """Return whether the process has a handler for the signal, which psutil cannot tell; True on macOS, which does not."""
-    with suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("SigCgt:"):
-                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
-        return False
+    for line in text_in(Path(f"/proc/{pid}/status")).splitlines():
+        if line.startswith("SigCgt:"):
+            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
     return not Path("/proc/self").exists()
 
 

@@ -19,7 +19,7 @@ from elasticflow.cli.main import group
 from elasticflow.clusters.kubernetes.render import render_kubernetes
 from elasticflow.jobfile.load import require_job
 from elasticflow.jobfile.tables.kubernetes import KubernetesTable
-from elasticflow.launcher.machines.hosts_file import read_hosts
+from elasticflow.launcher.machines.run_on_hosts import read_hosts
 from tests.end_to_end.harness import ROOT, project_at
 from tests.servers import free_port
 

@@ -31,7 +31,7 @@ from elasticflow.launcher.supervisor.commands import ClaimGeneration, Generation
 from elasticflow.launcher.supervisor.launch_record import Request
 from elasticflow.protocol.json_codec import from_json, to_json
 from elasticflow.run_folder import RunFolder, snapshot_place
-from elasticflow.snapshots.format.writer_config import WriterStart
+from elasticflow.snapshots.client.writer_process import WriterStart
 from tests.compiler.jobs import make_job
 from tests.snapshots.store.test_catalog import commit
 

@@ -10,7 +10,6 @@ import pytest
 
 from elasticflow import events
 from elasticflow.protocol import messages
-from elasticflow.protocol.device_usage import DeviceUsage
 from elasticflow.protocol.messages import (
     Activity,
     AgentDied,
@@ -42,6 +41,7 @@ from elasticflow.protocol.messages import (
     WorkersStarted,
     report,
 )
+from elasticflow.protocol.worker_environment import DeviceUsage
 
 FRAME = Frame("/r/examples/net.py", 12, "forward")
 STALLED = StalledWorker(

@@ -12,12 +12,11 @@ import pytest
 
 from elasticflow.protocol.snapshot_settings import SnapshotSettings
 from elasticflow.run_folder import snapshot_name
+from elasticflow.snapshots.client.messages import SnapshotReport
 from elasticflow.snapshots.client.staging import StagingClient
-from elasticflow.snapshots.client.writer_process import WriterProcess, start_writer
-from elasticflow.snapshots.client.writer_reports import SnapshotReport
+from elasticflow.snapshots.client.writer_process import Limits, WriterProcess, WriterStart, start_writer
 from elasticflow.snapshots.format.manifest import ManifestFacts
 from elasticflow.snapshots.format.shard_file import SnapshotRecord, TensorEntry
-from elasticflow.snapshots.format.writer_config import Limits, WriterStart
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
 

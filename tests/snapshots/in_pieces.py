@@ -12,9 +12,9 @@ from elasticflow.runtime.process import sharded_tensors
 from elasticflow.runtime.process.sharded_tensors import Shards
 from elasticflow.runtime.snapshot.rank_shard import ShardPlanner
 from elasticflow.runtime.state.state import Captured
+from elasticflow.snapshots.client.writer_process import WriterStart
 from elasticflow.snapshots.format.manifest import FILE_NAME, ManifestFacts
 from elasticflow.snapshots.format.shard_file import SnapshotRecord, StagedShard
-from elasticflow.snapshots.format.writer_config import WriterStart
 from elasticflow.snapshots.writer.committer import Committer
 from elasticflow.snapshots.writer.pending import PendingSnapshot, PendingSnapshots
 from elasticflow.snapshots.writer.shard_writer import ShardWriter

@@ -13,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from elasticflow.run_folder import snapshot_name
 from elasticflow.runtime.snapshot.rank_shard import ShardPlanner
 from elasticflow.runtime.state.state import State
-from elasticflow.snapshots.client.writer_reports import SnapshotReport
+from elasticflow.snapshots.client.messages import SnapshotReport
 from elasticflow.snapshots.format.manifest import ManifestFacts
 from elasticflow.snapshots.format.shard_file import SnapshotRecord
 

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from elasticflow.protocol.snapshot_settings import Keep, SnapshotSettings
 from elasticflow.run_folder import snapshot_name
+from elasticflow.snapshots.client.writer_process import Limits, WriterStart
 from elasticflow.snapshots.format import policy
 from elasticflow.snapshots.format.manifest import ManifestFacts
 from elasticflow.snapshots.format.pieces import Piece
 from elasticflow.snapshots.format.shard_file import SnapshotRecord, StagedShard, TensorEntry
-from elasticflow.snapshots.format.writer_config import Limits, WriterStart
 from elasticflow.snapshots.read import verify
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.snapshots.store.publish import CommitRefusedError
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from elasticflow.snapshots.client.writer_reports import SnapshotReport
+    from elasticflow.snapshots.client.messages import SnapshotReport
     from elasticflow.snapshots.format.manifest import Manifest
 
 SIZE = 64  # bytes of each of two tensors

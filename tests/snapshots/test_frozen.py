@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from elasticflow.snapshots.client.writer_process import WriterStart
 from elasticflow.snapshots.format.manifest import ManifestFacts
 from elasticflow.snapshots.format.shard_file import SnapshotRecord, TensorEntry
-from elasticflow.snapshots.format.writer_config import WriterStart
 from elasticflow.snapshots.read import verify
 from elasticflow.snapshots.writer.shard_writer import ShardWriter
 from tests.snapshots.conftest import Bench

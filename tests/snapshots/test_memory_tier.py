@@ -550,7 +550,7 @@ def test_nothing_is_left_when_everything_is_killed(tmp_path: Path, real_processe
     code = (
         "import sys, time\n"
         "from elasticflow.snapshots.client.writer_process import start_writer\n"
-        "from elasticflow.snapshots.format.writer_config import WriterStart\n"
+        "from elasticflow.snapshots.client.writer_process import WriterStart\n"
         "from elasticflow.snapshots.client.staging import StagingClient\n"
         "from elasticflow.snapshots.format.shard_file import TensorEntry\n"
         "from elasticflow.snapshots.client.memory_tier import MemoryTierClient\n"

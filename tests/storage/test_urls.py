@@ -6,8 +6,7 @@ import pytest
 
 from elasticflow.errors import StorageError
 from elasticflow.storage import urls
-from elasticflow.storage.http import HttpStore
-from elasticflow.storage.objects import ObjectStore
+from elasticflow.storage.objects import HttpStore, ObjectStore
 from elasticflow.storage.sftp import SftpStore
 from elasticflow.storage.storage import Storage
 

@@ -29,7 +29,7 @@ from elasticflow.observe.status import is_locked, read_status
 from elasticflow.observe.terminal.formats import plural, size, span
 from elasticflow.protocol.json_codec import to_json
 from elasticflow.protocol.messages import MOST_PROFILED, ProfileRequest
-from elasticflow.protocol.resume_command import resume_command
+from elasticflow.protocol.run_files import resume_command
 from elasticflow.system import atomic_files
 from elasticflow.system.json_lines import FollowedLines
 

@@ -21,8 +21,7 @@ from elasticflow.observe.status import read_status
 from elasticflow.observe.terminal.event_lines import of_weights, said_on_stderr, user_frames, values
 from elasticflow.observe.terminal.formats import elapsed, local_time, number, percent, plural, took
 from elasticflow.observe.terminal.measures import device_rows, parts_of_step, percent_of_peak
-from elasticflow.protocol.resume_command import resume_command
-from elasticflow.protocol.run_files import GRAD_NORM
+from elasticflow.protocol.run_files import GRAD_NORM, resume_command
 from elasticflow.run_folder import step_of
 
 if TYPE_CHECKING:

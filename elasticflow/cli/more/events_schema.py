@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
 from elasticflow.events import FIELDS, SCHEMA_VERSION
-from elasticflow.protocol.device_usage import DeviceUsage
+from elasticflow.protocol.worker_environment import DeviceUsage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

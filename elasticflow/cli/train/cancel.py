@@ -16,7 +16,7 @@ from elasticflow.launcher.supervisor.leave_requests import LEAVE, NOW
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.status import is_locked, read_status
 from elasticflow.observe.terminal.formats import local_time
-from elasticflow.protocol.resume_command import resume_command
+from elasticflow.protocol.run_files import resume_command
 from elasticflow.system import atomic_files
 from elasticflow.system.file_lock import holder_of
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from elasticflow.cli.train.run_options import RunOptions
     from elasticflow.jobfile.load import LoadedJob
-    from elasticflow.launcher.machines.hosts_file import Host
+    from elasticflow.launcher.machines.run_on_hosts import Host
 
 _PORT = 29400
 
@@ -28,12 +28,11 @@ def run_hosts(options: RunOptions, path: Path) -> int:
         HostsError: the file is invalid, a host does not resolve, or there are more hosts than the job may have.
         TokenError: the run's token cannot be read.
     """
-    from elasticflow.launcher.machines.hosts_file import read_hosts
-    from elasticflow.launcher.machines.order import Order
-    from elasticflow.launcher.machines.run_on_hosts import run_on_hosts
+    from elasticflow.launcher.machines.remote import Order
+    from elasticflow.launcher.machines.run_on_hosts import read_hosts, run_on_hosts
     from elasticflow.launcher.rendezvous.token import given_token, new_token
     from elasticflow.protocol.handshake import TOKEN
-    from elasticflow.protocol.resume_command import RESUME_COMMAND
+    from elasticflow.protocol.run_files import RESUME_COMMAND
     from elasticflow.system.units import parse_duration
 
     hosts = read_hosts(path)

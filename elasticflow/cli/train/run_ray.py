@@ -34,12 +34,12 @@ def run_ray(options: RunOptions, launch: Callable[[Request], int]) -> int:
     """
     from elasticflow.jobfile.tables.ray import RayTable
     from elasticflow.launcher.machines.cluster import connect, demand_of
-    from elasticflow.launcher.machines.order import Order
     from elasticflow.launcher.machines.ray_nodes import RayNodes
+    from elasticflow.launcher.machines.remote import Order
     from elasticflow.launcher.rendezvous.token import given_token, new_token
     from elasticflow.launcher.supervisor.scale_schedule import ELSEWHERE
     from elasticflow.protocol.handshake import TOKEN
-    from elasticflow.protocol.resume_command import RESUME_COMMAND
+    from elasticflow.protocol.run_files import RESUME_COMMAND
     from elasticflow.system.units import parse_duration
 
     check_place(job_of(options.job_file, options.overrides, options.case))

@@ -163,8 +163,7 @@ class PodSpec:
             "Whoever knows this token can take part in the run. The pods wait for the Secret:\n"
             f"openssl rand -hex 32 | {self.kubectl} create secret generic {name} --from-file=token=/dev/stdin"
         )
-        reference = {"name": name, "key": "token"}
-        return [Commented(comment, {"name": TOKEN, "valueFrom": {"secretKeyRef": reference}})]
+        return [Commented(comment, _of_secret(TOKEN, f"{name}/token"))]
 
     def _mounts(self) -> list[dict[str, Any]]:
         root = self.table.workdir.rstrip("/")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from elasticflow.clusters.slurm.commands import LEADING_NODE
 from elasticflow.errors import EXIT_CODES, RenderError
-from elasticflow.protocol.resume_command import RESUME_COMMAND
+from elasticflow.protocol.run_files import RESUME_COMMAND
 from elasticflow.run_folder import RUNS
 from elasticflow.system.units import parse_duration, parse_size
 

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from elasticflow.launcher.agent.worker_heartbeats import WorkerHeartbeats
     from elasticflow.launcher.compiler_cache.keeper import CompilerCacheKeeper
     from elasticflow.launcher.fork_server.client import ForkServer
-    from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunOptions
+    from elasticflow.launcher.fork_server.protocol import TorchrunOptions
     from elasticflow.launcher.rendezvous.supervisor_channel import Assignment
     from elasticflow.protocol.control_store import RemoteControlStore
     from elasticflow.snapshots.client.writer_process import WriterProcess

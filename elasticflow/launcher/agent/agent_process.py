@@ -19,7 +19,7 @@ from elasticflow.protocol.child_processes import (
 from elasticflow.protocol.handshake import TOKEN
 from elasticflow.protocol.json_codec import to_json
 from elasticflow.protocol.store_address import StoreAddress
-from elasticflow.snapshots.format.writer_config import WriterStart  # noqa: TC001  # the codec reads the fields' types
+from elasticflow.snapshots.client.writer_process import WriterStart  # noqa: TC001  # the codec reads the fields' types
 from elasticflow.system.free_memory import OomKills
 from elasticflow.system.masking import SECRET_NAMES
 from elasticflow.system.processes import StoppedChild, is_killed_from_outside, signal_or_code

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING
 
 from elasticflow.protocol import worker_environment
-from elasticflow.protocol.device_findings import ANSWER_S, Finding
+from elasticflow.protocol.child_processes import ANSWER_S, Finding
 from elasticflow.protocol.messages import DevicesChecked
 from elasticflow.system.installation import module_command
 from elasticflow.system.processes import signal_or_code

@@ -103,8 +103,8 @@ def _fork_server(
 def _end_of(serve: Callable[[], None]) -> int:
     """Call *serve* and return this process' exit code; the last line of its log says why."""
     from elasticflow.errors import TokenRefusedError
+    from elasticflow.launcher.fork_server.protocol import TorchrunRefusedError
     from elasticflow.launcher.fork_server.server_process import STORE_LOST, HelperLostError
-    from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunRefusedError
     from elasticflow.protocol.store_address import StoreLostError
 
     try:

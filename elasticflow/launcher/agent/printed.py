@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow.launcher.agent.worker_warnings import WarningLines
+from elasticflow.launcher.agent.rank_logs import WarningLines
 from elasticflow.protocol.messages import PrintedLine
 from elasticflow.system.json_lines import FollowedLines
 from elasticflow.system.records import printable

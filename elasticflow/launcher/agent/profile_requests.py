@@ -32,11 +32,7 @@ class ProfileRequests:
         self._passed_on = 0
 
     def look(self, now: float, generation: int, ranks: Mapping[int, int]) -> None:
-        """Pass on a new request to those *ranks*, by local rank, that are meant.
-
-        Args:
-            now: On the monotonic clock.
-        """
+        """Pass on a new request to those *ranks*, by local rank, that are meant; *now* is monotonic."""
         if now < self._looked + _LOOK_S:
             return
         self._looked = now

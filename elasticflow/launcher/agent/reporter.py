@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from elasticflow import events
 from elasticflow.launcher.agent import stack_dumps
 from elasticflow.launcher.agent.printed import RankPrints
-from elasticflow.launcher.agent.rank_logs import RankLog
-from elasticflow.launcher.agent.worker_warnings import StderrWarnings
+from elasticflow.launcher.agent.rank_logs import RankLog, StderrWarnings
 from elasticflow.launcher.journal.warning_tally import WarningTally
 from elasticflow.protocol.messages import (
     Activity,

@@ -9,9 +9,15 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow.protocol import device_usage
 from elasticflow.protocol.messages import RankFigures
-from elasticflow.protocol.worker_environment import FIGURES, HEARTBEAT, HEARTBEAT_SLOT, HELD, PROFILE
+from elasticflow.protocol.worker_environment import (
+    FIGURES,
+    HEARTBEAT,
+    HEARTBEAT_SLOT,
+    HELD,
+    PROFILE,
+    usage_of_numbers,
+)
 from elasticflow.system.shared_memory import memory_file
 
 if TYPE_CHECKING:
@@ -148,7 +154,7 @@ class WorkerHeartbeats:
             windows, own_s, step_s, *usage, device = FIGURES.unpack_from(self._memory, offset)
             if windows and local_rank in ranks:
                 name = device.rstrip(b"\0").decode("ascii", "replace")
-                figures = windows, own_s, step_s, name, device_usage.from_numbers(usage)
+                figures = windows, own_s, step_s, name, usage_of_numbers(usage)
                 found.append(RankFigures(ranks[local_rank], *figures))
         return tuple(found)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from elasticflow.events import EventRecord
-    from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunOptions
+    from elasticflow.launcher.fork_server.protocol import TorchrunOptions
     from elasticflow.run_folder import RunFolder
 
 
@@ -121,9 +121,6 @@ class BoundedFile:
 
     The worker keeps its descriptor and never waits. What it writes in the very moment in which the file is cut is lost without
     being counted. Of a worker that writes faster than can be read here, bytes are counted, and not all lines.
-
-    Args:
-        path: Where it is, or will be.
     """
 
     def __init__(self, path: Path, node: str, rank: int, stream: str) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elasticflow import events
-from elasticflow.launcher.compiler_cache.machine_kind import this_machine
 from elasticflow.launcher.compiler_cache.node_folder import NodeFolder
 from elasticflow.launcher.compiler_cache.transfer import Transfer, Transferred
 from elasticflow.protocol import worker_environment
@@ -22,6 +21,7 @@ from elasticflow.protocol.json_codec import from_json, to_json
 from elasticflow.protocol.messages import report
 from elasticflow.storage.storage import Storage
 from elasticflow.system.installation import start_module
+from elasticflow.system.machine import this_machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from elasticflow.events import EventRecord
     from elasticflow.launcher.compiler_cache.transfer import Action
     from elasticflow.run_folder import RunFolder
-    from elasticflow.snapshots.format.writer_config import WriterStart
+    from elasticflow.snapshots.client.writer_process import WriterStart
 
 # Variables that torch reads; a job or a user that sets one keeps a cache elsewhere, and alone.
 VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
@@ -132,11 +132,7 @@ class CompilerCacheKeeper:
         self._has_run = True
 
     def look(self, now: float, phases: Iterable[str]) -> list[EventRecord]:
-        """Return events for the supervisor; save the cache if it is time. To be called often while the workers run.
-
-        Args:
-            now: Seconds of a steady clock.
-        """
+        """Return events for the supervisor; save the cache if it is time by the monotonic *now*. To be called often while the workers run."""
         if self.folder is not None:
             phases = set(phases)
             self._is_dirty |= _COMPILING in phases

@@ -17,9 +17,10 @@ from elasticflow.launcher.fork_server.protocol import (
     StandbyEnded,
     StandbyReady,
     Started,
+    TorchrunOptions,
+    TorchrunRefusedError,
 )
 from elasticflow.launcher.fork_server.server_process import HelperLostError, start_server
-from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunOptions, TorchrunRefusedError
 from elasticflow.system.polling import readable
 from elasticflow.system.processes import StoppedChild, children_of
 
@@ -127,9 +128,6 @@ class ForkServer:
     def options(self, tell: Callable[[str], None] = lambda _: None) -> TorchrunOptions:
         """Return the launch's arguments as torchrun parses them, once the server is ready.
 
-        Args:
-            tell: Called as in `wait_ready`.
-
         Raises:
             TorchrunRefusedError: torchrun refuses the arguments.
             HelperLostError: the server has ended.
@@ -174,14 +172,12 @@ class ForkServer:
             Prepare(
                 local_rank,
                 workers,
-                tuple(preparation.modules),
+                preparation,
                 setup.path,
                 setup.seed,
                 setup.entry_point,
                 heartbeats,
                 self._ready is not None and self._ready.has_gpu,
-                preparation.variables,
-                preparation.device,
             )
         )
 

@@ -56,9 +56,6 @@ def warm_up_compiler(*, has_gpu: bool) -> None:
     """Have torch's compiler ready, if workers compile; after `warm_up`, once the variables of the launch are known.
 
     No accelerator is touched.
-
-    Args:
-        has_gpu: Workers compile for an accelerator.
     """
     if COMPILER_CACHE in os.environ:
         importlib.import_module("elasticflow.runtime.process.compiler").warm_up(has_gpu=has_gpu)
@@ -127,11 +124,7 @@ def started_anew(unsafe: str) -> str:
 
 
 def unsafe_to_fork(*, has_gpu: bool) -> str | None:
-    """Return why this process must not fork workers after what it has imported; None if it may.
-
-    Args:
-        has_gpu: As in `open_accelerator`.
-    """
+    """Return why this process must not fork workers after what it has imported; None if it may."""
     if (unsafe := open_accelerator(has_gpu=has_gpu)) is not None:
         return unsafe
     if (kept := rank_at_import.kept_by_library()) is not None:

@@ -1,7 +1,9 @@
-"""A child of the fork server that asks torch what the server must not ask itself: which devices there are."""
+"""A child of the fork server that asks torch what the server must not ask itself: devices, and the launch's arguments."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import sys
@@ -9,7 +11,7 @@ import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
-from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunOptions, TorchrunRefusedError, read
+from elasticflow.launcher.fork_server.protocol import TorchrunOptions, TorchrunRefusedError
 from elasticflow.protocol.json_codec import from_json, to_json
 from elasticflow.system.processes import die_with_parent
 
@@ -68,7 +70,7 @@ def _answer_and_end(arguments: Sequence[str], descriptor: int) -> NoReturn:
     try:
         options, refusal = None, ""
         try:
-            options = read(arguments) if arguments else None
+            options = read_arguments(arguments) if arguments else None
         except TorchrunRefusedError as error:
             refusal = error.reason
         with os.fdopen(descriptor, "w") as pipe:
@@ -86,3 +88,40 @@ def _has_accelerator() -> bool:
         return False
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return accelerator is not None and hasattr(torch.get_device_module(accelerator), "default_generators")
+
+
+def read_arguments(arguments: Sequence[str]) -> TorchrunOptions:
+    """Return *arguments* as torchrun's own parser reads them; imports torch, and may touch the GPUs to count them.
+
+    Raises:
+        TorchrunRefusedError: torchrun refuses them.
+    """
+    from torch.distributed.elastic.multiprocessing import Std
+    from torch.distributed.elastic.multiprocessing.api import to_map
+    from torch.distributed.run import config_from_args, get_args_parser
+
+    parser = get_args_parser()
+    parser.prog = "torchrun"
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors):
+            parsed = parser.parse_args(arguments)
+    except SystemExit:
+        last = errors.getvalue().strip().rpartition("\n")[2]
+        raise TorchrunRefusedError(last.removeprefix("torchrun: error: ")) from None
+    # Logs go to the run folder; without a folder torch makes one for each agent and leaves it there (2.13).
+    parsed.log_dir = os.devnull
+    try:
+        launch, _, _ = config_from_args(parsed)
+    except Exception as error:
+        raise TorchrunRefusedError(f"{type(error).__name__}: {error}") from error
+    nproc, ranks = launch.nproc_per_node, parsed.local_ranks_filter
+    filtered = {int(rank) for rank in ranks.split(",")} if ranks else set(range(nproc))
+    tees = to_map(Std.from_str(parsed.tee), nproc)
+    return TorchrunOptions(
+        nproc=nproc,
+        role=launch.role,
+        shown_stdouts=tuple(rank for rank, tee in tees.items() if tee & Std.OUT and rank in filtered),
+        shown_stderrs=tuple(rank for rank, tee in tees.items() if tee & Std.ERR and rank in filtered),
+        numa="" if launch.numa_options is None else launch.numa_options.affinity_mode.value,
+    )

@@ -5,15 +5,39 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, get_args
 
-from elasticflow.launcher.fork_server.torchrun_arguments import (
-    TorchrunOptions,  # noqa: TC001  # the codec reads the fields' types
-)
 from elasticflow.protocol.child_processes import Program  # noqa: TC001
 from elasticflow.protocol.json_codec import MessageCodec
 from elasticflow.protocol.messages import RefusedModule  # noqa: TC001
+from elasticflow.protocol.run_files import Preparation  # noqa: TC001  # the codec reads the fields' types
 
 if TYPE_CHECKING:
     import socket
+
+
+@dataclass(frozen=True)
+class TorchrunOptions:
+    """The launch's arguments that an agent needs.
+
+    Attributes:
+        nproc: Workers of this node; `auto`, `gpu` and `cpu` are numbers by now.
+        shown_stdouts: Local ranks whose standard output is shown beside being kept.
+        shown_stderrs: Local ranks whose standard error is shown beside being kept.
+        numa: How torch binds a worker to the cores near its GPU; empty if it does not.
+    """
+
+    nproc: int
+    role: str = "default"
+    shown_stdouts: tuple[int, ...] = ()
+    shown_stderrs: tuple[int, ...] = ()
+    numa: str = ""
+
+
+class TorchrunRefusedError(RuntimeError):
+    """torchrun does not take the launch's arguments; the message says why."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"torchrun refuses the launch's arguments: {reason}")
+        self.reason = reason
 
 
 @dataclass(frozen=True)
@@ -54,23 +78,19 @@ class Prepare:
     """To the server, and on to a standby: get ready to become the worker of *local_rank*.
 
     Attributes:
-        modules: Modules that the last workers had imported, in this order.
         heartbeats: Descriptor of the heartbeats of the node's workers; None: no one trains.
         has_gpu: Torch can use an accelerator on this machine.
-        variables: Variables of the last workers that libraries of a GPU read; None if they are not known.
-        device: Type of the device that the last workers trained on; empty if it is not known.
+        preparation: The state of the last workers after their first step.
     """
 
     local_rank: int
     workers: int
-    modules: tuple[str, ...]
+    preparation: Preparation
     path: tuple[str, ...]
     seed: int
     entry_point: str
     heartbeats: int | None = None
     has_gpu: bool = False
-    variables: dict[str, str] | None = None
-    device: str = ""
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from elasticflow.launcher.fork_server.protocol import (
     Started,
 )
 from elasticflow.launcher.fork_server.script import run_script
-from elasticflow.launcher.fork_server.standbys import Standbys
+from elasticflow.launcher.fork_server.standby import Standbys
 from elasticflow.launcher.fork_server.worker_process import end_with, run_entry_point, set_apart, take_over
 from elasticflow.protocol import worker_environment
 from elasticflow.protocol.json_codec import to_json

@@ -13,11 +13,7 @@ from elasticflow.system.processes import is_killed_from_outside, signal_or_code
 
 
 class ServerProcess(NamedTuple):
-    """A fork server that waits for its setup; if it is warm, it imports what every job needs meanwhile.
-
-    Attributes:
-        connection: To it; messages are in `protocol.py`.
-    """
+    """A fork server that waits for its setup; if it is warm, it imports what every job needs meanwhile."""
 
     process: subprocess.Popen[bytes]
     connection: socket.socket

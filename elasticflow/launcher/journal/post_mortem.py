@@ -147,16 +147,13 @@ def _restarted(now: Machine, updated: float | None) -> Ending:
         at = time.strftime(" at %Y-%m-%d %H:%M:%S", time.localtime(now.booted))
     known = f"the machine has been started again since{at}"
     if now.booted is None or updated is None:
-        return Ending("machine_restarted", known, "a power cut, a crash or a shutdown ended it")
-    silent_s = now.booted - updated
-    if silent_s <= _BOOT_S:
-        return Ending(
-            "machine_restarted", known, "a power cut, a crash or a shutdown that did not wait ended it"
-        )
-    known += f", {silent_s / 60:.0f} min after its last sign of life"
-    return Ending(
-        "machine_restarted", known, "the machine was off for so long, or the supervisor was killed before"
-    )
+        likely = "a power cut, a crash or a shutdown ended it"
+    elif (silent_s := now.booted - updated) <= _BOOT_S:
+        likely = "a power cut, a crash or a shutdown that did not wait ended it"
+    else:
+        known += f", {silent_s / 60:.0f} min after its last sign of life"
+        likely = "the machine was off for so long, or the supervisor was killed before"
+    return Ending("machine_restarted", known, likely)
 
 
 def _of_counts(then: Machine, now: Machine) -> Ending:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticflow.errors import INTERRUPTED
 from elasticflow.launcher.machines.cluster import draining_nodes
-from elasticflow.launcher.machines.order import LEAVE, Order
+from elasticflow.launcher.machines.remote import LEAVE, Order
 from elasticflow.system.installation import module_command
 
 if TYPE_CHECKING:

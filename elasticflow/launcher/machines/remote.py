@@ -1,4 +1,4 @@
-"""Runs one node on a host, started by ssh; exits when the connection is gone, or when another process takes its place.
+"""Runs one node on a host by an order on standard input, started by ssh; exits when the connection is gone, or when another process takes its place.
 
 Only what Python itself has is imported, so that it answers at once: `python -m elasticflow.launcher.machines.remote`.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import signal
 import socket
@@ -15,11 +16,11 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from elasticflow.errors import INTERRUPTED, NOT_STARTED
-from elasticflow.launcher.machines.order import CANCELLED, LEAVE, Order
 from elasticflow.run_folder import RUNS, RunFolder
 from elasticflow.system.file_lock import FileLock, LockHeldError
 from elasticflow.system.installation import module_command
@@ -29,6 +30,43 @@ from elasticflow.system.processes import boot_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+LEAVE = "leave"
+"""A line that asks the node to exit: once, as SIGTERM does; twice: at once."""
+CANCELLED = 76
+"""Exit code of a node whose run `elasticflow cancel` has ended; one that was asked to leave its host alone exits with `INTERRUPTED`."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """A node to run.
+
+    Attributes:
+        environment: Variables that the command has besides those of the host.
+        run: Path of the run's folder below that of all runs: one node of the run lives on a host at a time.
+        grace_s: Seconds that a node has to exit.
+        host: The host, as the file of hosts names it; empty: it is not in such a file.
+        launch: Id of the command that starts the nodes, another one at each start.
+    """
+
+    folder: str
+    words: tuple[str, ...]
+    environment: dict[str, str]
+    run: str
+    grace_s: float
+    host: str = ""
+    launch: str = ""
+
+    def to_line(self) -> str:
+        """Return the order as one line."""
+        return json.dumps(asdict(self)) + "\n"
+
+    @classmethod
+    def from_line(cls, line: str) -> Order:
+        """Return the order that `to_line` wrote."""
+        values = json.loads(line)
+        return cls(**{**values, "words": tuple(values["words"])})
+
 
 _LOOK_S = 0.1
 # Seconds beyond the node's own time to exit, for its last snapshot.

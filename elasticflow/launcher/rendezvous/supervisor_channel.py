@@ -57,11 +57,9 @@ def assignment_of(order: GenerationFormed, part: NodePart) -> Assignment:
     return Assignment(
         generation=order.generation,
         failed_at=None if failed_at is None else on_own_clock(failed_at, order.sent_at, time.time()),
-        group_rank=part.group_rank,
         group_world_size=order.nodes,
-        first_rank=part.first_rank,
-        nproc=part.nproc,
         world_size=order.world_size,
+        **part._asdict(),
     )
 
 

@@ -50,10 +50,7 @@ class Follower:
     def turn(self, now: float) -> None:
         """Start the process if it is not there and its time has come, and take in what it says; waits for nothing.
 
-        It looks a few times a second at most.
-
-        Args:
-            now: On the monotonic clock.
+        It looks a few times a second at most, by the monotonic time *now*.
         """
         if not self._command or now < self._not_before:
             return

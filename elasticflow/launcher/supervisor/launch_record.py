@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from elasticflow.launcher.restarts.restart_ledger import RestartLedger
     from elasticflow.launcher.supervisor.scale_schedule import ScaleChange
     from elasticflow.run_folder import RunFolder
-    from elasticflow.snapshots.format.writer_config import WriterStart
+    from elasticflow.snapshots.client.writer_process import WriterStart
     from elasticflow.snapshots.store.catalog import Catalog
 
 

@@ -62,11 +62,7 @@ class Hurry:
 
 
 class CancelMark:
-    """The file as the supervisor sees it: each request in it is returned once.
-
-    Args:
-        path: Path of the file, which need not exist.
-    """
+    """The file, which need not exist, as the supervisor sees it: each request in it is returned once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -74,11 +70,7 @@ class CancelMark:
         self._told: str | None = None
 
     def look(self, now: float) -> Literal["leave", "now"] | None:
-        """Return a request that was not returned before; None if there is none, or if it is too soon to look again.
-
-        Args:
-            now: The monotonic clock's seconds.
-        """
+        """Return a request that was not returned before; None if there is none, or if the monotonic *now* is too soon to look."""
         if now < self._next_look:
             return None
         self._next_look = now + _LOOK_S

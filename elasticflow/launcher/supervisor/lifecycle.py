@@ -38,7 +38,7 @@ from elasticflow.launcher.supervisor.commands import (
 from elasticflow.launcher.supervisor.generations import TOO_LATE, Cause, Drain, Formation
 from elasticflow.launcher.supervisor.hangs import end_hang
 from elasticflow.launcher.supervisor.recovery import Recovery, attempt_of
-from elasticflow.protocol.device_findings import longest_check_s
+from elasticflow.protocol.child_processes import longest_check_s
 from elasticflow.protocol.messages import (
     AgentDied,
     DevicesChecked,

@@ -33,11 +33,7 @@ class Profiles:
         self._awaited: set[int] = set()
 
     def turn(self, now: float, publish: Callable[[PublishedProfile, int], None]) -> None:
-        """Publish the next request, once the one before is answered and workers train; a few looks a second.
-
-        Args:
-            now: On the monotonic clock.
-        """
+        """Publish the next request, once the one before is answered and workers train; a few looks a second by the monotonic *now*."""
         if now < self._looked + _LOOK_S:
             return
         self._looked = now

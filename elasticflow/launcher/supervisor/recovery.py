@@ -15,6 +15,7 @@ from elasticflow.launcher.supervisor.commands import (
     SetSnapshotAside,
     UpdateState,
 )
+from elasticflow.launcher.supervisor.generations import Generation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from elasticflow.launcher.restarts.restart_ledger import LedgerEntry
     from elasticflow.launcher.restarts.restart_policy import Decision, RestartPolicy
     from elasticflow.launcher.restarts.snapshot_rollback import Cleared, Suspect
-    from elasticflow.launcher.supervisor.generations import Cause, Generation
+    from elasticflow.launcher.supervisor.generations import Cause
 
 
 def attempt_of(
@@ -39,19 +40,18 @@ def attempt_of(
         unready_ends: Ends of the node's agents before they were ready.
         is_script: Workers run a script of their own, which may train without telling its steps.
     """
-    failure = cause.failure
-    step = None if generation is None else generation.step
+    failure, generation = cause.failure, generation or Generation(0)
     fingerprint = f"{cause.failure_class}: {cause.error}"
     if failure is not None:
-        fingerprint = failure.fingerprint(knows_steps=not is_script or step is not None)
+        fingerprint = failure.fingerprint(knows_steps=not is_script or generation.step is not None)
     return FailedAttempt(
         failure_class=cause.failure_class,
         error=cause.error,
         fingerprint=fingerprint,
-        step=step,
-        epoch=None if generation is None else generation.epoch,
-        generation=0 if generation is None else generation.number,
-        restored_from=None if generation is None else generation.restored_from,
+        step=generation.step,
+        epoch=generation.epoch,
+        generation=generation.number,
+        restored_from=generation.restored_from,
         can_come_from_snapshot=failure is not None and failure.can_come_from_snapshot,
         is_traced_fault=failure is not None and failure.is_traced_fault,
         is_final=failure is not None and failure.is_final,

@@ -55,10 +55,10 @@ from elasticflow.protocol.messages import (
     Printed,
     Warned,
 )
-from elasticflow.protocol.resume_command import told_command
+from elasticflow.protocol.run_files import told_command
 from elasticflow.protocol.store_address import StoreLostError
 from elasticflow.run_folder import step_of
-from elasticflow.snapshots.client.writer_reports import FENCED
+from elasticflow.snapshots.client.messages import FENCED
 from elasticflow.system.masking import mask_of
 from elasticflow.system.units import parse_duration
 
@@ -254,7 +254,10 @@ class Supervisor:
                 self._profiles.heard(message.lines)
                 tell(message)
             case NodeReports():
-                self._hear_reports(message, tell)
+                self._ingest.reports(message.reports)
+                for report in message.reports:
+                    if report.get("reason") == FENCED:
+                        tell(SnapshotFenced(report["generation"]))
             case Activity() | Printed() | Warned():
                 self._journal.hear(message)
             case NodeFigures():
@@ -265,12 +268,6 @@ class Supervisor:
                     tell(message)
             case _:
                 tell(message)
-
-    def _hear_reports(self, message: NodeReports, tell: Callable[[LifecycleEvent], None]) -> None:
-        self._ingest.reports(message.reports)
-        for report in message.reports:
-            if report.get("reason") == FENCED:
-                tell(SnapshotFenced(report["generation"]))
 
     def _hear_last(self, message: Message, tell: Callable[[LifecycleEvent], None]) -> None:
         """Take in the messages that still matter once the launch has its verdict."""

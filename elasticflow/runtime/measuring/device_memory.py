@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from elasticflow.protocol.device_usage import DeviceUsage
+from elasticflow.protocol.worker_environment import DeviceUsage
 
 _SUMMARY_LINES = 25
 _SIZES = "allocated_bytes.all.current", "reserved_bytes.all.current", "allocated_bytes.all.peak"

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elasticflow.protocol import worker_environment
-from elasticflow.protocol.device_findings import Finding
+from elasticflow.protocol.child_processes import Finding
 from elasticflow.system import nvidia_smi
 from elasticflow.system.device_errors import class_of_device_error
 from elasticflow.system.kernel_files import kernel_log

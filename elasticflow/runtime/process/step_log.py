@@ -10,15 +10,21 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsFloat
 
 from elasticflow import events
-from elasticflow.protocol import device_usage
 from elasticflow.protocol.run_files import COUNT, GRAD_NORM, MFU, RATE
-from elasticflow.protocol.worker_environment import FIGURES, HEARTBEAT, HEARTBEAT_SLOT, HELD, PROFILE
+from elasticflow.protocol.worker_environment import (
+    FIGURES,
+    HEARTBEAT,
+    HEARTBEAT_SLOT,
+    HELD,
+    PROFILE,
+    numbers_of_usage,
+)
 from elasticflow.runtime.process.learning_rates import LearningRates, json_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from elasticflow.protocol.device_usage import DeviceUsage
+    from elasticflow.protocol.worker_environment import DeviceUsage
     from elasticflow.runtime.measuring.own_time import OwnTime, StepTimes
     from elasticflow.runtime.process.learning_rates import AnyOptimizers, Rates
     from elasticflow.runtime.process.position import Position
@@ -67,7 +73,7 @@ class Heartbeat:
         if self._memory is not None:
             self._windows += 1
             offset = self._offset + HEARTBEAT.size + HELD.size + PROFILE.size
-            of_device = *device_usage.to_numbers(usage), device.encode()
+            of_device = *numbers_of_usage(usage), device.encode()
             FIGURES.pack_into(self._memory, offset, self._windows, *times, *of_device)
 
     def requested_profile(self) -> int:

@@ -6,7 +6,7 @@ Seen in torch 2.13, 2.14 and 2.15, the same in each unless an entry says otherwi
 run. If a version lacks a name, `TorchChangedError` names it, at import or at its first use, unless an entry says otherwise.
 
 Three more places depend on a version of torch: `deferred_compiler.py` beside this module, whose whole subject is one;
-`launcher/fork_server/torchrun_arguments.py` (torchrun's own parser; nothing underscored), since the launcher does not import
+`launcher/fork_server/probe.py` (torchrun's own parser; nothing underscored), since the launcher does not import
 the runtime; and `errors.py`, with the texts of a collective that fails.
 """
 
@@ -33,7 +33,7 @@ from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: i
 
 from elasticflow.errors import TorchChangedError
 from elasticflow.runtime.process import deferred_compiler
-from elasticflow.system import torch_versions
+from elasticflow.system.installation import torch_requirement
 from elasticflow.system.shared_memory import memory_file
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ __all__ = ["HashStore", "PrefixStore", "Store", "TCPStore"]
 def _changed(name: str, use: str) -> TorchChangedError:
     return TorchChangedError(
         f"torch {torch.__version__} has no {name}, which elasticflow needs {use}",
-        f"pip install '{torch_versions.requirement()}'",
+        f"pip install '{torch_requirement()}'",
     )
 
 

@@ -32,7 +32,7 @@ from elasticflow.runtime.snapshot.unsaved import Unsaved
 from elasticflow.runtime.snapshot.writer_connection import WriterReports
 from elasticflow.runtime.state.loading import load_weights
 from elasticflow.snapshots.client.loading import NodeLoader
-from elasticflow.snapshots.client.writer_reports import SnapshotReport
+from elasticflow.snapshots.client.messages import SnapshotReport
 from elasticflow.snapshots.format.policy import Due
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.system import fault_injection

@@ -9,12 +9,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from elasticflow import events
 from elasticflow.errors import RunTakenOverError
 from elasticflow.runtime.process.sharded_tensors import part_of
-from elasticflow.snapshots.client import writer_reports
-from elasticflow.snapshots.client.messages import PersistBegun
+from elasticflow.snapshots.client.messages import FENCED, PersistBegun, SnapshotReport, as_event
 from elasticflow.snapshots.client.staging import StagingClient
-from elasticflow.snapshots.client.writer_process import start_writer
-from elasticflow.snapshots.client.writer_reports import SnapshotReport
-from elasticflow.snapshots.format.writer_config import WriterStart
+from elasticflow.snapshots.client.writer_process import WriterStart, start_writer
 from elasticflow.system import forked_children
 from elasticflow.system.process_record import ProcessRecord
 
@@ -24,7 +21,7 @@ if TYPE_CHECKING:
     from elasticflow.protocol.snapshot_settings import SnapshotSettings
     from elasticflow.runtime.process.context import Worker
     from elasticflow.runtime.state.state import State
-    from elasticflow.snapshots.client.writer_reports import WriterReport
+    from elasticflow.snapshots.client.messages import WriterReport
     from elasticflow.snapshots.store.catalog import Catalog
 
 # Writers live as long as the worker that started them.
@@ -63,14 +60,14 @@ class WriterReports:
             # Under our agent the writer's own reports become events.
             elif me.identity.started_by != "launcher":
                 if me.rank == 0:
-                    fields = writer_reports.as_event(report)
+                    fields = as_event(report)
                     fields.pop("generation", None)
                     me.event(events.EVENTS[fields.pop("event")], **fields)
                 if isinstance(report, SnapshotReport) and report.event == events.SNAPSHOT_FAILED:
                     self._tell_of_failed(report)
 
     def _tell_of_failed(self, report: SnapshotReport) -> None:
-        if report.reason == writer_reports.FENCED:
+        if report.reason == FENCED:
             self._end_taken_over()
         if self._me.rank == 0:
             self._me.tell(f"snapshot {report.name} could not be written: {report.reason}")

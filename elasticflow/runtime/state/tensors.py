@@ -12,13 +12,13 @@ from torch.nn.parameter import is_lazy
 from elasticflow.errors import StateError
 from elasticflow.runtime.process.sharded_tensors import is_sharded, local_of
 from elasticflow.runtime.process.torch_private import foreach_copy_, storage_id
-from elasticflow.snapshots.format import dtypes
+from elasticflow.snapshots.format import pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 DTYPES: dict[torch.dtype, str] = {
-    getattr(torch, dtype.torch_name): name for name, dtype in dtypes.DTYPES.items()
+    getattr(torch, dtype.torch_name): name for name, dtype in pieces.DTYPES.items()
 }
 BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
 

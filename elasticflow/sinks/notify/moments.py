@@ -10,7 +10,7 @@ from elasticflow import errors, events
 from elasticflow.observe.history import RunHistory
 from elasticflow.observe.records import newest_evaluation, newest_with
 from elasticflow.observe.terminal.formats import parts_of, plural, span, took
-from elasticflow.protocol.resume_command import resume_command
+from elasticflow.protocol.run_files import resume_command
 from elasticflow.sinks.reader import Position, Reader
 from elasticflow.system.records import float_of, int_of, printable_in, text_of
 

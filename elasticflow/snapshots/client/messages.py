@@ -1,4 +1,4 @@
-"""Messages between a worker and its node's snapshot writer: one frozen dataclass each.
+"""Messages between a worker and its node's snapshot writer, and the writer's reports: one frozen dataclass each.
 
 A worker sends a `ToWriter`, the writer a `ToWorker`, as JSON; see `TO_WRITER` and `TO_WORKER`.
 """
@@ -6,12 +6,60 @@ A worker sends a `ToWriter`, the writer a `ToWorker`, as JSON; see `TO_WRITER` a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, assert_never, get_args
 
+from elasticflow import events
 from elasticflow.protocol.json_codec import MessageCodec
-from elasticflow.snapshots.client.writer_reports import WriterReport  # noqa: TC001  # the codec reads the fields' types
 from elasticflow.snapshots.format.pieces import Part  # noqa: TC001
 from elasticflow.snapshots.format.shard_file import SnapshotRecord, StagedShard  # noqa: TC001
+from elasticflow.storage.storage import Trouble
+
+if TYPE_CHECKING:
+    from elasticflow.events import EventRecord
+
+FENCED = "fenced"
+"""Reason of a failed snapshot: a later generation exists, started by another launch."""
+
+
+@dataclass(frozen=True)
+class SnapshotReport:
+    """The outcome of a snapshot.
+
+    Attributes:
+        event: `snapshot.committed`, `snapshot.failed` or `snapshot.removed`.
+        bytes: Size of the snapshot's files, if this node committed it; the next two are given then, too.
+        seconds: From the first staged shard to the commit.
+    """
+
+    event: str
+    name: str
+    step: int
+    generation: int
+    bytes: int | None = None
+    seconds: float | None = None
+    trigger: str | None = None
+    reason: str | None = None
+
+
+WriterReport = SnapshotReport | Trouble
+
+
+def as_event(report: WriterReport) -> EventRecord:
+    """Return the report as an event without the fields that all events have."""
+    match report:
+        case SnapshotReport():
+            return {key: value for key, value in vars(report).items() if value is not None}
+        case Trouble():
+            return {
+                "event": events.STORE_TROUBLE,
+                "operation": report.operation,
+                "class": report.kind,
+                "error": report.error,
+                "attempt": report.attempt,
+                "pause_s": round(report.pause_s, 1),
+            }
+        case _:
+            assert_never(report)
 
 
 @dataclass(frozen=True)

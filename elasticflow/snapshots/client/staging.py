@@ -23,9 +23,9 @@ from elasticflow.snapshots.client.messages import (
     Reserve,
     RetentionDone,
     Slots,
+    SnapshotReport,
     Stage,
 )
-from elasticflow.snapshots.client.writer_reports import SnapshotReport
 from elasticflow.snapshots.format.shard_file import StagedShard
 from elasticflow.snapshots.memory import Slot, map_memory
 from elasticflow.system import fault_injection
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elasticflow.snapshots.client.channel import Channel
-    from elasticflow.snapshots.client.messages import ToWorker, ToWriter
-    from elasticflow.snapshots.client.writer_reports import WriterReport
+    from elasticflow.snapshots.client.messages import ToWorker, ToWriter, WriterReport
     from elasticflow.snapshots.format.pieces import Part
     from elasticflow.snapshots.format.shard_file import SnapshotRecord, TensorEntry
 
@@ -95,11 +94,11 @@ class StagingClient:
         self.single: str | None = None
         self.handlers: dict[type[ToWorker], Callable[[Any], None]] = {
             Slots: self._map,
-            Released: self._release,
+            Released: lambda message: self._writing.discard(message.number),
             NoSlots: self._refuse,
             PersistBegun: self._note_begun,
             Report: self._note_outcome,
-            RetentionDone: self._note_retention,
+            RetentionDone: lambda message: self._untidied.discard(message.name),
         }
 
     @classmethod
@@ -236,9 +235,6 @@ class StagingClient:
 
         The writer makes it ready while the worker continues: slots of the memory tier with *is_held*, else two buffers,
         or one where memory is short. Not between `buffer` and `stage`: larger ones take the place of the old ones.
-
-        Args:
-            is_optional: This rank can do without them; see `Reserve`.
         """
         if nbytes > self._reserved:
             self._drop_slots()
@@ -366,17 +362,11 @@ class StagingClient:
                 self.receive_one(deadline, "retention was not through")
         return self.reports()
 
-    def _release(self, message: Released) -> None:
-        self._writing.discard(message.number)
-
     def _note_outcome(self, message: Report) -> None:
         report = message.report
         if isinstance(report, SnapshotReport) and report.event != events.SNAPSHOT_REMOVED:
             self._open.discard(report.name)
         self._reports.append(report)
-
-    def _note_retention(self, message: RetentionDone) -> None:
-        self._untidied.discard(message.name)
 
     def _refuse(self, message: NoSlots) -> None:
         if message.is_more:

@@ -9,21 +9,52 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from elasticflow.errors import SnapshotError
 from elasticflow.protocol.json_codec import to_json
+from elasticflow.protocol.snapshot_settings import SnapshotSettings
 from elasticflow.storage.storage import Storage
 from elasticflow.system.installation import start_module
 from elasticflow.system.polling import readable
 from elasticflow.system.processes import is_ending
 
-if TYPE_CHECKING:
-    from elasticflow.snapshots.format.writer_config import WriterStart
-
 _START_LIMIT_S = 60.0
 _END_LIMIT_S = 5.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The writer's time limits, in seconds.
+
+    Attributes:
+        fence_grace_s: For the workers of the generation that fenced a whole snapshot off.
+        settle_s: Before new workers are answered although older snapshots are open.
+        shares_s: For other nodes' shares, and for their commit.
+    """
+
+    fence_grace_s: float = 10.0
+    settle_s: float = 30.0
+    shares_s: float = 600.0
+
+
+@dataclass(frozen=True)
+class WriterStart:
+    """Configuration that a writer process reads from its standard input, as one line of JSON.
+
+    Attributes:
+        uri: Place of the snapshots, found from `settings.uri`.
+        prefix: The run's folder under the URI.
+        parent: Process with which the writer ends.
+    """
+
+    uri: str
+    run_id: str
+    settings: SnapshotSettings = field(default_factory=SnapshotSettings)
+    prefix: str = ""
+    limits: Limits = field(default_factory=Limits)
+    parent: int | None = None
 
 
 class WriterNotStartedError(SnapshotError):
@@ -56,7 +87,7 @@ class WriterProcess:
         self.address = ""
 
     def reports(self) -> list[dict[str, Any]]:
-        """Return the reports since the last call, as `writer_reports.as_event` gives them; does not wait."""
+        """Return the reports since the last call, as `messages.as_event` gives them; does not wait."""
         with contextlib.suppress(BlockingIOError):
             while chunk := os.read(self._stdout, 1 << 16):
                 self._data += chunk

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from elasticflow.errors import SnapshotError
 from elasticflow.run_folder import SNAPSHOT_NAME
-from elasticflow.snapshots.format.dtypes import DTYPES
-from elasticflow.snapshots.format.pieces import PiecesError, TensorPlace, WholeTensor, whole_tensors
+from elasticflow.snapshots.format.pieces import DTYPES, PiecesError, TensorPlace, WholeTensor, whole_tensors
 from elasticflow.system import records
 from elasticflow.system.records import printable
 
@@ -309,14 +308,6 @@ def _is_word(value: object) -> bool:
     return type(value) is str and 0 < len(value) <= _LONGEST and value.isprintable()
 
 
-def _is_metric(value: object) -> bool:
-    return value is None or type(value) in (int, float) or value in ("inf", "-inf", "nan")
-
-
-def _is_parent(value: object) -> bool:
-    return value is None or (type(value) is str and SNAPSHOT_NAME.fullmatch(value) is not None)
-
-
 def _is_texts(value: object) -> bool:
     return type(value) is dict and all(type(text) is str for text in value.values())
 
@@ -349,9 +340,9 @@ _FIELDS: dict[str, Callable[[object], bool]] = {
     "samples": _is_count,
     "created": _is_time,
     "seconds": _is_time,
-    "metric": _is_metric,
+    "metric": lambda value: value is None or type(value) in (int, float) or value in ("inf", "-inf", "nan"),
     "ranked_by": lambda value: value is None or type(value) is str,
-    "parent": _is_parent,
+    "parent": lambda value: value is None or (type(value) is str and bool(SNAPSHOT_NAME.fullmatch(value))),
     "files": _is_object,
     "tensors": _is_object,
     "borrowed": _is_object,

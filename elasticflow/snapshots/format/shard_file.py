@@ -146,11 +146,7 @@ class Packed:
 
 
 def pack(name: str, *, tensors: Sequence[TensorEntry], staged: memoryview, about: dict[str, str]) -> Packed:
-    """Return *tensors* as a file in safetensors layout; their bytes stay where they are.
-
-    Args:
-        tensors: Place of each tensor in *staged*.
-    """
+    """Return *tensors*, which lie in *staged*, as a file in safetensors layout; their bytes stay where they are."""
     ordered = sorted(tensors, key=lambda t: (t.offset, t.nbytes))
     front, offsets = header(about, {tensor.key: tensor for tensor in ordered})
     places = {t.key: TensorPlace(name, t.dtype, t.shape, offsets[t.key], t.nbytes, t.piece) for t in ordered}

@@ -29,7 +29,7 @@ _GENERATION = re.compile(r"(?P<number>\d{4,})\.json")
 _NAMED_FILE = re.compile(rf"(?P<name>{run_folder.SNAPSHOT_NAME.pattern})\.json")
 # Errors of a file, not of its disk.
 _OF_A_FILE = {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EIO}
-_JOB, _STOP, _PINS = "JOB.json", "STOPPED.json", "pins"
+_JOB, _STOP, _PINS, _VERDICTS = "JOB.json", "STOPPED.json", "pins", "verdicts"
 
 
 class Catalog:
@@ -152,13 +152,7 @@ class Catalog:
 
     def quarantined(self) -> dict[str, str]:
         """Return name and reason of the snapshots set aside."""
-        reasons = {}
-        for file in self.storage.list(f"{self.prefix}verdicts"):
-            match = _NAMED_FILE.fullmatch(file)
-            if match:
-                verdict = self._read(f"verdicts/{file}")
-                reasons[match["name"]] = str(verdict.get("reason", "no reason is readable"))
-        return reasons
+        return self._noted(_VERDICTS, "reason", "no reason is readable")
 
     def pin(self, name: str, note: str = "") -> None:
         """Keep snapshot *name* until it is unpinned, regardless of the policy; *note* tells people why.
@@ -183,9 +177,12 @@ class Catalog:
 
     def pinned(self) -> dict[str, str]:
         """Return name and note of the pinned snapshots."""
-        matches = map(_NAMED_FILE.fullmatch, self.storage.list(f"{self.prefix}{_PINS}"))
-        names = [match["name"] for match in matches if match]
-        return {name: str(self._read(f"{_PINS}/{name}.json").get("note", "")) for name in names}
+        return self._noted(_PINS, "note", "")
+
+    def _noted(self, folder: str, key: str, default: str) -> dict[str, str]:
+        """Return the text that each record in *folder* has under *key*, by the name of its snapshot."""
+        matches = map(_NAMED_FILE.fullmatch, self.storage.list(f"{self.prefix}{folder}"))
+        return {m["name"]: str(self._read(f"{folder}/{m[0]}").get(key, default)) for m in matches if m}
 
     def remove_snapshot(self, name: str) -> None:
         """Remove snapshot *name*, its manifest first: half removed, it is invisible instead of damaged."""
@@ -290,7 +287,7 @@ class Catalog:
         return self._read(_STOP) or None
 
     def _verdict(self, name: str) -> str:
-        return f"{self.prefix}verdicts/{name}.json"
+        return f"{self.prefix}{_VERDICTS}/{name}.json"
 
     def _pin(self, name: str) -> str:
         return f"{self.prefix}{_PINS}/{name}.json"
@@ -370,13 +367,9 @@ class Catalog:
         except records.BadJsonError as error:
             return Damage(address, str(error))
         except OSError as error:
-            if not self._is_of_the_file(error):
+            if not self.storage.is_local or error.errno not in _OF_A_FILE:
                 raise
             return Damage(address, records.damage_of(Path(path), error).why)
-
-    def _is_of_the_file(self, error: OSError) -> bool:
-        """Return whether *error* is about the file that was read, and not about the store."""
-        return self.storage.is_local and error.errno in _OF_A_FILE
 
 
 def _unreadable(error: OSError) -> str:

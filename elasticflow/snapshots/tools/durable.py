@@ -48,11 +48,8 @@ def remove(path: Path) -> None:
 
 def sync_tree(folder: Path) -> None:
     """Make all files in *folder*, and their names, survive a power cut."""
-    for parent, _, files in os.walk(folder):
-        for name in files:
-            # fsync is the same call for files and folders.
-            sync_folder(folder.__class__(parent) / name)
-        sync_folder(folder.__class__(parent))
+    for path in (folder, *folder.rglob("*")):
+        sync_folder(path)  # fsync is the same call for files and folders
 
 
 def _rename(finished: Path, path: Path) -> None:

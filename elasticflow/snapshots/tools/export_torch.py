@@ -1,6 +1,6 @@
 """A part of a snapshot as a torch file or a DCP folder; torch is imported when it is needed.
 
-Torch writes tensors that are in memory: the whole part is, once. `export_safetensors` needs no more than some blocks.
+Torch writes tensors that are in memory: the whole part is, once. `export.write_safetensors` needs no more than some blocks.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from importlib import util
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.errors import TorchMissingError
-from elasticflow.snapshots.format.dtypes import DTYPES
+from elasticflow.snapshots.format.pieces import DTYPES
 from elasticflow.snapshots.format.state_json import refs, replace_refs
 from elasticflow.snapshots.tools import durable
-from elasticflow.snapshots.tools.tensor_reader import copy, slice_of
+from elasticflow.snapshots.tools.exported import copy, slice_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from elasticflow.snapshots.tools.exported import Export
-    from elasticflow.snapshots.tools.tensor_reader import TensorSlice
+    from elasticflow.snapshots.tools.exported import Export, TensorSlice
 
 
 def write(export: Export, path: Path) -> int:

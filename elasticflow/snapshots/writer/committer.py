@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
 from elasticflow.errors import StorageError
-from elasticflow.snapshots.client.messages import RetentionDone
-from elasticflow.snapshots.client.writer_reports import FENCED, SnapshotReport
+from elasticflow.snapshots.client.messages import FENCED, RetentionDone, SnapshotReport
 from elasticflow.snapshots.format import manifest, pieces, policy, shard_file
 from elasticflow.snapshots.format.manifest import Manifest
 from elasticflow.snapshots.store.publish import CommitAbandonedError, CommitRefusedError, Publisher
@@ -22,8 +21,8 @@ from elasticflow.system import fault_injection
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from elasticflow.snapshots.client.writer_process import WriterStart
     from elasticflow.snapshots.format.shard_file import WrittenFile
-    from elasticflow.snapshots.format.writer_config import WriterStart
     from elasticflow.snapshots.store.catalog import Catalog
     from elasticflow.snapshots.writer.pending import PendingSnapshot, PendingSnapshots
 

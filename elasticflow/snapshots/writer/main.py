@@ -14,6 +14,7 @@ import os
 import queue
 import signal
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -23,7 +24,6 @@ from typing import TYPE_CHECKING, assert_never
 from elasticflow.errors import SnapshotError, StorageError
 from elasticflow.protocol.json_codec import from_json
 from elasticflow.snapshots.client import channel as channels
-from elasticflow.snapshots.client import writer_reports
 from elasticflow.snapshots.client.channel import Channel
 from elasticflow.snapshots.client.messages import (
     TO_WORKER,
@@ -45,9 +45,9 @@ from elasticflow.snapshots.client.messages import (
     Stage,
     Unload,
     Welcome,
+    as_event,
 )
-from elasticflow.snapshots.client.writer_reports import ThrottledTroubles
-from elasticflow.snapshots.format.writer_config import WriterStart
+from elasticflow.snapshots.client.writer_process import WriterStart
 from elasticflow.snapshots.memory import BufferPool, LimitError, digest_of
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.snapshots.writer.committer import Committer
@@ -63,18 +63,43 @@ from elasticflow.system.processes import die_with_parent
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from elasticflow.events import EventRecord
-    from elasticflow.snapshots.client.messages import ToWorker, ToWriter
-    from elasticflow.snapshots.client.writer_reports import WriterReport
+    from elasticflow.snapshots.client.messages import ToWorker, ToWriter, WriterReport
     from elasticflow.snapshots.format.shard_file import StagedShard
     from elasticflow.snapshots.memory import Buffer
+    from elasticflow.storage.storage import Trouble
 
 _WRITING_THREADS = 2
 _HEAR_OUT_S = 5.0
 # Training goes first. A worker that waits for the writer does not compete with it.
 _NICENESS = 5
+_TROUBLES_EVERY_S = 10.0
+
+
+class ThrottledTroubles:
+    """Passes on what `Storage` reports of operations that are tried again; used from any thread.
+
+    Args:
+        report: Called with the first, and then with at most one every ten seconds.
+    """
+
+    def __init__(
+        self, report: Callable[[Trouble], object], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._report, self._clock = report, clock
+        self._lock = threading.Lock()
+        self._reported_at = -math.inf
+
+    def __call__(self, trouble: Trouble) -> None:
+        """Report *trouble*, unless one was reported a moment ago."""
+        with self._lock:
+            now = self._clock()
+            if now - self._reported_at < _TROUBLES_EVERY_S:
+                return
+            self._reported_at = now
+        self._report(trouble)
 
 
 class Writer:
@@ -293,7 +318,7 @@ class Writer:
     def _report(self, report: WriterReport, listeners: Iterable[ConnectedRank], *, to_parent: bool) -> None:
         self._memory_tier.note(report)
         if to_parent:
-            self._out.put(writer_reports.as_event(report))
+            self._out.put(as_event(report))
         for worker in tuple(listeners):
             worker.send(Report(report))
 

@@ -34,8 +34,8 @@ from elasticflow.snapshots.client.messages import (
     Receive,
     Receiving,
     RequestPersist,
+    SnapshotReport,
 )
-from elasticflow.snapshots.client.writer_reports import SnapshotReport
 from elasticflow.snapshots.format.shard_file import SnapshotRecord
 from elasticflow.snapshots.memory import TAIL, LimitError
 from elasticflow.snapshots.writer.pending import PendingSnapshot, State
@@ -44,7 +44,7 @@ from elasticflow.system import fault_injection
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from elasticflow.snapshots.client.writer_reports import WriterReport
+    from elasticflow.snapshots.client.messages import WriterReport
     from elasticflow.snapshots.format.shard_file import StagedShard
     from elasticflow.snapshots.memory import Buffer, BufferPool, Label, Slot
     from elasticflow.snapshots.writer.connected_rank import ConnectedRank
@@ -178,7 +178,8 @@ class MemoryTierSlots:
             count = HELD_STATES_AUTO if is_optional else HELD_STATES
             is_alike = old is not None and old.is_detached and old.local_world_size == local_world_size
             # A node that received its state has one slot of each rank.
-            if old is not None and is_alike and _fits(old, nbytes) and len(old.slots) >= count:
+            fits = old is not None and all(nbytes <= slot.size for slot in old.slots)
+            if old is not None and is_alike and fits and len(old.slots) >= count:
                 old.generation, old.is_detached = generation, False
                 return old
             if before is not None:
@@ -373,10 +374,6 @@ def _lock(slot_set: SlotSet) -> bool:
     for slot in locked:
         slot.unlock()
     return False
-
-
-def _fits(rank_slots: RankSlots, nbytes: int) -> bool:
-    return all(nbytes <= slot.size for slot in rank_slots.slots)
 
 
 def _age(slot: Slot) -> tuple[int, int]:

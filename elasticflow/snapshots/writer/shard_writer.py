@@ -10,9 +10,9 @@ from elasticflow.snapshots.format.manifest import STATE_FILE, OtherVersionError
 from elasticflow.snapshots.store.publish import Publisher
 
 if TYPE_CHECKING:
+    from elasticflow.snapshots.client.writer_process import WriterStart
     from elasticflow.snapshots.format.manifest import FileEntry
     from elasticflow.snapshots.format.shard_file import Packed, StagedShard, WrittenFile
-    from elasticflow.snapshots.format.writer_config import WriterStart
     from elasticflow.snapshots.store.catalog import Catalog
     from elasticflow.snapshots.writer.pending import PendingSnapshot
 
@@ -38,9 +38,6 @@ class ShardWriter:
         """Write *rank*'s shard, and rank 0's state.json; return the files as the manifest has them.
 
         Frozen tensors go to a file of their own, which is written only if no earlier snapshot has the same bytes.
-
-        Args:
-            shard: How the shard lies in *memory*.
 
         Raises:
             OSError: the store failed; nothing half written is at a file's name.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elasticflow.cli.main import call
-from elasticflow.protocol.device_usage import DeviceUsage
+from elasticflow.protocol.worker_environment import DeviceUsage
 from tests.observe.hand_made import RUN_ID, event, make_run
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from elasticflow import events
 from elasticflow.cli.main import call
 from elasticflow.cli.more import events_schema as schema
 from elasticflow.events import FIELDS, SCHEMA_VERSION
-from elasticflow.protocol.device_usage import DeviceUsage
+from elasticflow.protocol.worker_environment import DeviceUsage
 from tests import run_folders
 
 if TYPE_CHECKING:

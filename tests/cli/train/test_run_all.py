@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from elasticflow.jobfile.load import LoadedJob
-    from elasticflow.launcher.machines.order import Order
+    from elasticflow.launcher.machines.remote import Order
     from elasticflow.run_folder import RunFolder
 
 SWEEP = """extends = "mnist.toml"

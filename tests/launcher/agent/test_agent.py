@@ -41,7 +41,7 @@ from elasticflow.protocol.messages import (
 )
 from elasticflow.protocol.store_address import StoreAddress
 from elasticflow.run_folder import RunFolder
-from elasticflow.snapshots.format.writer_config import WriterStart
+from elasticflow.snapshots.client.writer_process import WriterStart
 from tests.launcher.conftest import Warm, is_alive, wait_until
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from elasticflow.protocol.json_codec import from_json, to_json
 from elasticflow.protocol.snapshot_settings import SnapshotSettings
 from elasticflow.protocol.store_address import StoreAddress
 from elasticflow.run_folder import RunFolder
-from elasticflow.snapshots.format.writer_config import WriterStart
+from elasticflow.snapshots.client.writer_process import WriterStart
 from tests.compiler.jobs import make_job
 from tests.launcher.conftest import wait_until
 

@@ -13,8 +13,8 @@ import pytest
 
 from elasticflow.launcher.agent import main
 from elasticflow.launcher.fork_server.client import ForkServer
+from elasticflow.launcher.fork_server.protocol import TorchrunRefusedError
 from elasticflow.launcher.fork_server.server_process import HELPER_KILLED, STORE_LOST, HelperLostError
-from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunRefusedError
 from elasticflow.protocol.store_address import StoreLostError
 from tests.launcher.agent.test_agent_process import CONFIG
 

@@ -18,9 +18,15 @@ from elasticflow.launcher.agent.worker_heartbeats import (
     HangTimeouts,
     WorkerHeartbeats,
 )
-from elasticflow.protocol.device_usage import DeviceUsage
 from elasticflow.protocol.messages import RankFigures
-from elasticflow.protocol.worker_environment import FIGURES, HEARTBEAT, HEARTBEAT_SLOT, HELD, PROFILE
+from elasticflow.protocol.worker_environment import (
+    FIGURES,
+    HEARTBEAT,
+    HEARTBEAT_SLOT,
+    HELD,
+    PROFILE,
+    DeviceUsage,
+)
 from elasticflow.runtime.measuring.own_time import StepTimes
 from elasticflow.runtime.process.step_log import Heartbeat
 

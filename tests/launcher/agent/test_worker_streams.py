@@ -12,7 +12,7 @@ import pytest
 
 from elasticflow.launcher.agent import worker_streams
 from elasticflow.launcher.agent.worker_streams import WorkerStreams
-from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunOptions
+from elasticflow.launcher.fork_server.protocol import TorchrunOptions
 from elasticflow.run_folder import RunFolder
 
 

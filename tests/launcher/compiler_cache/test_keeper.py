@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow import events
-from elasticflow.launcher.compiler_cache import archive, transfer
+from elasticflow.launcher.compiler_cache import transfer
 from elasticflow.launcher.compiler_cache.keeper import VARIABLES, CompilerCacheKeeper
 from elasticflow.protocol.worker_environment import COMPILER_CACHE
 from elasticflow.run_folder import RunFolder
-from elasticflow.snapshots.format.writer_config import WriterStart
+from elasticflow.snapshots.client.writer_process import WriterStart
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -169,12 +169,12 @@ def test_a_store_that_takes_nothing_is_one_warning(tmp_path: Path) -> None:
 
 def test_a_large_cache_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And that is told once, for good."""
-    monkeypatch.setattr(archive, "MOST_BYTES", 3)
+    monkeypatch.setattr(transfer, "MOST_BYTES", 3)
     node = Node(tmp_path)
     node.compile()
     asked = transfer.Transfer("save", 1, str(node.folder.path), "kind", {}, str(tmp_path / "store"), "", {})
     monkeypatch.setattr("os.nice", lambda _: 0)
-    with pytest.raises(archive.BadArchiveError, match="at most 0 MB are put beside the snapshots"):
+    with pytest.raises(transfer.BadArchiveError, match="at most 0 MB are put beside the snapshots"):
         transfer.save(asked)
     assert not node.folder.has_news()
 
@@ -183,7 +183,7 @@ def test_a_large_cache_that_is_being_written_is_not_sealed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is looked at again; else what is half there would count as whole."""
-    monkeypatch.setattr(archive, "MOST_BYTES", 3)
+    monkeypatch.setattr(transfer, "MOST_BYTES", 3)
     node = Node(tmp_path)
     node.compile()
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elasticflow.launcher.fork_server.probe import Probe, ProbeAnswer
-from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunOptions
+from elasticflow.launcher.fork_server.protocol import TorchrunOptions
 from elasticflow.protocol.worker_environment import COMPILER_CACHE
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ import pytest
 from elasticflow.launcher.agent.worker_streams import WorkerStreams
 from elasticflow.launcher.agent.workers import ForkedWorkers, GroupState
 from elasticflow.launcher.fork_server.client import ForkServer
-from elasticflow.launcher.fork_server.protocol import Setup
-from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunOptions
+from elasticflow.launcher.fork_server.protocol import Setup, TorchrunOptions
 from elasticflow.protocol.child_processes import Program
 from elasticflow.protocol.json_codec import to_json
 from elasticflow.run_folder import RunFolder

@@ -18,9 +18,8 @@ import pytest
 from elasticflow.launcher.agent.worker_streams import WorkerStreams
 from elasticflow.launcher.agent.workers import ForkedWorkers, GroupState
 from elasticflow.launcher.fork_server.client import ForkServer
-from elasticflow.launcher.fork_server.protocol import Setup
+from elasticflow.launcher.fork_server.protocol import Setup, TorchrunOptions, TorchrunRefusedError
 from elasticflow.launcher.fork_server.server_process import HelperLostError
-from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunOptions, TorchrunRefusedError
 from elasticflow.run_folder import RunFolder
 from elasticflow.runtime.process import random_streams
 from tests.launcher.conftest import Warm, close, is_alive, kill, wait_until

@@ -16,8 +16,7 @@ from elasticflow.launcher.agent.workers import GroupState
 from elasticflow.launcher.fork_server import standby
 from elasticflow.launcher.fork_server.client import ForkServer
 from elasticflow.launcher.fork_server.protocol import Prepare, Setup, StandbyEnded
-from elasticflow.launcher.fork_server.standby import LowPriority
-from elasticflow.launcher.fork_server.standbys import Standbys
+from elasticflow.launcher.fork_server.standby import LowPriority, Standbys
 from elasticflow.protocol.run_files import Preparation
 from elasticflow.protocol.worker_environment import HEARTBEAT, HEARTBEAT_SLOT
 from elasticflow.system.processes import children_of
@@ -127,7 +126,7 @@ def test_a_standby_for_which_there_is_no_room_is_told_as_one_that_ended(
     with ours, theirs:
         standbys = Standbys("fork", ours)
         monkeypatch.setattr(os, "fork", refuse)
-        prepare = Prepare(3, 4, (), (), 0, "train.py")
+        prepare = Prepare(3, 4, Preparation([]), (), 0, "train.py")
         assert StandbyEnded(3, 1) == standbys.start(prepare)
         assert StandbyEnded(3, 1) == standbys.start(prepare)
     assert [] == standbys.descriptors()
@@ -207,6 +206,6 @@ def test_a_gpu_is_opened_where_the_last_workers_trained_on_one(
         return "its reason"
 
     monkeypatch.setattr(standby_device, "open_device", open_device)
-    prepare = Prepare(1, 2, (), (), 0, "", variables={"CUBLAS_A": "1"}, has_gpu=True, device=device)
+    prepare = Prepare(1, 2, Preparation([], {"CUBLAS_A": "1"}, device), (), 0, "", has_gpu=True)
     assert ("its reason" if is_opened else "") == standby._open_device(prepare)
     assert ([("cuda", 1, 2, {"CUBLAS_A": "1"})] if is_opened else []) == asked

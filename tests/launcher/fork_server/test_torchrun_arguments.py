@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elasticflow.launcher.fork_server.protocol import MESSAGES, Ready
-from elasticflow.launcher.fork_server.torchrun_arguments import (
-    TorchrunOptions,
-    TorchrunRefusedError,
-    read,
-)
+from elasticflow.launcher.fork_server.probe import read_arguments
+from elasticflow.launcher.fork_server.protocol import MESSAGES, Ready, TorchrunOptions, TorchrunRefusedError
 from elasticflow.protocol.messages import RefusedModule
 
 _NODES = ("--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")
@@ -23,7 +19,7 @@ def _threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_arguments_of_a_plain_job_ask_for_its_workers_only() -> None:
     """Everything is kept, and nothing shown, unless the job says so."""
-    assert TorchrunOptions(nproc=3) == read([*_NODES, "--nproc-per-node=3", "train.py"])
+    assert TorchrunOptions(nproc=3) == read_arguments([*_NODES, "--nproc-per-node=3", "train.py"])
 
 
 def test_filter_leaves_out_what_is_shown() -> None:
@@ -35,21 +31,21 @@ def test_filter_leaves_out_what_is_shown() -> None:
         "--role=trainer",
         "--numa-binding=node",
     ]
-    options = read([*_NODES, "--nproc-per-node=3", *arguments, "train.py"])
+    options = read_arguments([*_NODES, "--nproc-per-node=3", *arguments, "train.py"])
 
     assert TorchrunOptions(3, "trainer", shown_stdouts=(1,), shown_stderrs=(1,), numa="node") == options
 
 
 def test_tee_is_honoured_by_rank_and_stream() -> None:
     """What `[torchrun] tee` asks for by rank; ranks it does not name are not shown."""
-    options = read([*_NODES, "--nproc-per-node=3", "--tee=0:2,1:3", "train.py"])
+    options = read_arguments([*_NODES, "--nproc-per-node=3", "--tee=0:2,1:3", "train.py"])
 
     assert ((1,), (0, 1)) == (options.shown_stdouts, options.shown_stderrs)
 
 
 def test_workers_are_counted_where_the_job_says_so() -> None:
     """`nproc_per_node = "cpu"` is a number once torch has looked at this machine."""
-    assert read([*_NODES, "--nproc-per-node=cpu", "train.py"]).nproc >= 1
+    assert read_arguments([*_NODES, "--nproc-per-node=cpu", "train.py"]).nproc >= 1
 
 
 @pytest.mark.parametrize(
@@ -68,7 +64,7 @@ def test_what_torchrun_refuses_is_told_in_its_own_words(
 ) -> None:
     """In one line, which is the last that the agent says and the one that the supervisor repeats."""
     with pytest.raises(TorchrunRefusedError) as refused:
-        read([*_NODES, *arguments])
+        read_arguments([*_NODES, *arguments])
 
     assert str(refused.value).startswith(f"torchrun refuses the launch's arguments: {reason}")
     assert "\n" not in str(refused.value)

@@ -14,7 +14,6 @@ from elasticflow import events
 from elasticflow.launcher.journal.journal import Journal
 from elasticflow.launcher.journal.metrics import Metrics
 from elasticflow.launcher.supervisor.ingest import EnvironmentRecord, Ingest
-from elasticflow.protocol.device_usage import DeviceUsage
 from elasticflow.protocol.messages import (
     Activity,
     NodeFigures,
@@ -24,6 +23,7 @@ from elasticflow.protocol.messages import (
     StartedWorker,
 )
 from elasticflow.protocol.run_files import is_only_shown
+from elasticflow.protocol.worker_environment import DeviceUsage
 from elasticflow.run_folder import RunFolder
 from elasticflow.system.json_lines import AppendedLines
 

@@ -8,9 +8,8 @@ import pytest
 
 from elasticflow.errors import INTERRUPTED, HostsError
 from elasticflow.launcher.machines import run_on_hosts
-from elasticflow.launcher.machines.hosts_file import Host, read_hosts
-from elasticflow.launcher.machines.order import CANCELLED, Order
-from elasticflow.launcher.machines.run_on_hosts import HostProcess, check_resolves
+from elasticflow.launcher.machines.remote import CANCELLED, Order
+from elasticflow.launcher.machines.run_on_hosts import Host, HostProcess, check_resolves, read_hosts
 from elasticflow.launcher.supervisor.leave_requests import LeaveRequests
 
 if TYPE_CHECKING:

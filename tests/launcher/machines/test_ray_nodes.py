@@ -9,8 +9,8 @@ import pytest
 
 from elasticflow.launcher.machines import ray_nodes
 from elasticflow.launcher.machines.cluster import Demand
-from elasticflow.launcher.machines.order import Order
 from elasticflow.launcher.machines.ray_nodes import RayNodes
+from elasticflow.launcher.machines.remote import Order
 
 
 class TaskError(Exception):

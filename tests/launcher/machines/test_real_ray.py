@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow.launcher.machines.cluster import Demand, connect
-from elasticflow.launcher.machines.order import Order
 from elasticflow.launcher.machines.ray_nodes import RayNodes
+from elasticflow.launcher.machines.remote import Order
 from tests.end_to_end.harness import named, project_at, steps_of, tensors
 from tests.launcher.machines.clusters import cluster, on_ray
 

@@ -14,7 +14,7 @@ import pytest
 
 from elasticflow.errors import INTERRUPTED, NOT_STARTED
 from elasticflow.launcher.machines import remote
-from elasticflow.launcher.machines.order import CANCELLED, Order
+from elasticflow.launcher.machines.remote import CANCELLED, Order
 from elasticflow.system.file_lock import FileLock
 from elasticflow.system.process_record import ProcessRecord
 

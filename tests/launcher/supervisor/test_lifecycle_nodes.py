@@ -11,7 +11,7 @@ from elasticflow import errors, events
 from elasticflow.launcher.agent.agent_process import AgentEnd
 from elasticflow.launcher.supervisor.commands import LeaveAsked
 from elasticflow.launcher.supervisor.nodes import SETTLE_S
-from elasticflow.protocol.device_findings import ANSWER_S
+from elasticflow.protocol.child_processes import ANSWER_S
 from elasticflow.protocol.messages import DevicesChecked, NodeLeaving, WorkersEnded
 from tests.launcher.lifecycle_trial import GRACE_S, worker
 

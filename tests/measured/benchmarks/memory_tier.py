@@ -140,8 +140,7 @@ class Loop:
         """Start a writer on rank 0 as an agent does, and tell every rank where it is."""
         import torch.distributed as dist
 
-        from elasticflow.snapshots.client.writer_process import start_writer
-        from elasticflow.snapshots.format.writer_config import WriterStart
+        from elasticflow.snapshots.client.writer_process import WriterStart, start_writer
         from elasticflow.snapshots.store.catalog import Catalog
 
         me, told = self.me, [""]

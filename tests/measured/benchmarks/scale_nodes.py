@@ -58,10 +58,10 @@ from elasticflow.protocol.messages import (
     WorkersStarted,
 )
 from elasticflow.run_folder import RunFolder
-from elasticflow.snapshots.client import writer_reports
+from elasticflow.snapshots.client.messages import as_event
+from elasticflow.snapshots.client.writer_process import WriterStart
 from elasticflow.snapshots.format.manifest import ManifestFacts
 from elasticflow.snapshots.format.shard_file import SnapshotRecord, StagedShard, TensorEntry
-from elasticflow.snapshots.format.writer_config import WriterStart
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.snapshots.writer.committer import Committer
 from elasticflow.snapshots.writer.pending import PendingSnapshot, PendingSnapshots
@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     from elasticflow.protocol.messages import Message
     from elasticflow.protocol.store_address import StoreAddress
     from elasticflow.protocol.tcp_store import TcpControlStore
-    from elasticflow.snapshots.client.writer_reports import WriterReport
+    from elasticflow.snapshots.client.messages import WriterReport
 
 # Nodes of a process that join at a time: more would only wait for each other, and give no sign of life meanwhile.
 _JOINING = 8
@@ -310,10 +310,10 @@ class NodeWriter:
         self._pending_snapshots.end_all()
 
     def _report(self, report: WriterReport, _listeners: Any, *, to_parent: bool) -> None:
-        as_event = writer_reports.as_event(report)
-        tell({"did": as_event["event"], "generation": self._assignment.generation})
+        fields = as_event(report)
+        tell({"did": fields["event"], "generation": self._assignment.generation})
         if to_parent:
-            self._node.post(NodeReports((as_event,)))
+            self._node.post(NodeReports((fields,)))
 
 
 class Host:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from elasticflow.protocol.device_usage import DeviceUsage
+from elasticflow.protocol.worker_environment import DeviceUsage
 from elasticflow.runtime.measuring.device_memory import UsageReader, memory_line, memory_summary
 
 CUDA = torch.device("cuda", 0)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from elasticflow.launcher.compiler_cache import archive
 from elasticflow.launcher.compiler_cache.node_folder import NodeFolder
+from elasticflow.launcher.compiler_cache.transfer import pack, unpack
 from elasticflow.protocol.worker_environment import COMPILER_CACHE
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "compile_once.py"
@@ -60,7 +60,7 @@ def test_a_cache_from_elsewhere_saves_the_compilation(tmp_path: Path) -> None:
     assert (None, True) == (cold["unsafe"], cold["has_drawn_nothing"])
     assert any(name.endswith(".so") for name in sizes)
 
-    assert sizes == archive.unpack(archive.pack(first.path, sizes), second.path)
+    assert sizes == unpack(pack(first.path, sizes), second.path)
     second.seal(sizes, is_stored=True)
     warm = _compile(second, TMPDIR=str(tmp_path / "tmp"))
     assert (1, 0) == (warm["from_cache"], warm["compiled"])

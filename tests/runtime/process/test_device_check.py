@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from elasticflow.protocol.device_findings import Finding
+from elasticflow.protocol.child_processes import Finding
 from elasticflow.runtime.process import device_check
 
 if TYPE_CHECKING:

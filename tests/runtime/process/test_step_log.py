@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR
 
-from elasticflow.protocol.device_usage import DeviceUsage
+from elasticflow.protocol.worker_environment import DeviceUsage
 from elasticflow.runtime.data.index_schedule import IndexSchedule
 from elasticflow.runtime.process.learning_rates import LearningRates
 from elasticflow.runtime.process.step_log import Heartbeat, Progress

@@ -11,11 +11,10 @@ import torch
 from elasticflow.runtime.snapshot import restore
 from elasticflow.snapshots.client.loading import NodeLoader
 from elasticflow.snapshots.client.staging import StagingClient
-from elasticflow.snapshots.client.writer_process import WriterProcess, start_writer
+from elasticflow.snapshots.client.writer_process import WriterProcess, WriterStart, start_writer
 from elasticflow.snapshots.format.manifest import BLOCK, ManifestFacts
 from elasticflow.snapshots.format.pieces import Piece
 from elasticflow.snapshots.format.shard_file import SnapshotRecord, TensorEntry
-from elasticflow.snapshots.format.writer_config import WriterStart
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
 

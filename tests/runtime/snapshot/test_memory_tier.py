@@ -13,8 +13,7 @@ import torch
 from elasticflow import events
 from elasticflow.protocol.snapshot_settings import AUTO
 from elasticflow.runtime.snapshot.memory_tier import MemoryTier
-from elasticflow.snapshots.client.writer_process import start_writer
-from elasticflow.snapshots.format.writer_config import WriterStart
+from elasticflow.snapshots.client.writer_process import WriterStart, start_writer
 from tests.runtime.test_trajectory import assert_same
 from tests.snapshots import in_pieces
 

@@ -11,8 +11,7 @@ import torch
 from elasticflow.runtime.process.position import Position
 from elasticflow.runtime.snapshot import replicas
 from elasticflow.runtime.snapshot.replicas import Sums, difference
-from elasticflow.snapshots.client.writer_process import start_writer
-from elasticflow.snapshots.format.writer_config import WriterStart
+from elasticflow.snapshots.client.writer_process import WriterStart, start_writer
 from tests.runtime.test_trajectory import assert_same
 from tests.snapshots.in_pieces import state_of
 

@@ -16,9 +16,9 @@ from elasticflow.errors import SnapshotError
 from elasticflow.runtime.snapshot import restore
 from elasticflow.runtime.snapshot.rank_shard import ShardPlanner, balanced
 from elasticflow.runtime.state.state import State
+from elasticflow.snapshots.client.writer_process import WriterStart
 from elasticflow.snapshots.format.manifest import Manifest, ManifestFacts
 from elasticflow.snapshots.format.shard_file import SnapshotRecord, StagedShard
-from elasticflow.snapshots.format.writer_config import WriterStart
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.snapshots.store.publish import Publisher
 from elasticflow.snapshots.writer.pending import PendingSnapshot

@@ -22,7 +22,6 @@ from elasticflow.snapshots.client.messages import Hello, Load
 from elasticflow.snapshots.client.staging import StagingClient
 from elasticflow.snapshots.format.manifest import DamagedSnapshotError
 from elasticflow.snapshots.read import load
-from elasticflow.snapshots.read import verified_files as snapshots_held
 from elasticflow.snapshots.read.stream import VerifiedStream
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.snapshots.writer import load_service
@@ -242,7 +241,7 @@ def test_many_files_or_others_disks_are_copied(
     """More files than a process may well hold open, or a kind of file system that other machines write, too."""
     for name, value in (("MOST", 2), ("_OWN_KINDS", frozenset({"nfs4"}))):
         with monkeypatch.context() as other:
-            other.setattr(snapshots_held, name, value)
+            other.setattr(load, name, value)
             loaded = load.load(bench.catalog, committed)
         assert 1 == len(held("self", committed)), name
         check(loaded)

@@ -24,14 +24,12 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from elasticflow.errors import ExportError
 from elasticflow.runtime.state import tensors
 from elasticflow.runtime.state.state import State
-from elasticflow.snapshots.format.dtypes import DTYPES
 from elasticflow.snapshots.format.manifest import DamagedSnapshotError
-from elasticflow.snapshots.format.pieces import Span
+from elasticflow.snapshots.format.pieces import DTYPES, Span
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.snapshots.tools import export_torch
 from elasticflow.snapshots.tools.export import write
-from elasticflow.snapshots.tools.exported import Export, measured_part
-from elasticflow.snapshots.tools.tensor_reader import TensorSlice
+from elasticflow.snapshots.tools.exported import Export, TensorSlice, measured_part
 from elasticflow.storage.storage import Storage
 from tests.snapshots import in_pieces
 from tests.snapshots.conftest import Bench

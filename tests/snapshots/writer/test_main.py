@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elasticflow import events
 from elasticflow.errors import SnapshotError
 from elasticflow.snapshots.client import writer_process
+from elasticflow.snapshots.client.messages import as_event
 from elasticflow.snapshots.client.staging import MOST_OPEN, StagingClient
-from elasticflow.snapshots.client.writer_process import start_writer
+from elasticflow.snapshots.client.writer_process import WriterStart, start_writer
 from elasticflow.snapshots.format.manifest import ManifestFacts
 from elasticflow.snapshots.format.shard_file import SnapshotRecord, TensorEntry
-from elasticflow.snapshots.format.writer_config import WriterStart
 from elasticflow.snapshots.read import verify
+from elasticflow.snapshots.writer.main import ThrottledTroubles
+from elasticflow.storage.storage import Trouble
 
 if TYPE_CHECKING:
     from tests.snapshots.conftest import Bench
@@ -218,7 +221,7 @@ def test_leaves_when_its_input_ends(bench: Bench) -> None:
 def test_dies_with_its_parent(tmp_path: Path, real_processes: None) -> None:
     """A parent killed by SIGKILL takes the writer with it."""
     code = (
-        "import sys, time; from elasticflow.snapshots.client.writer_process import start_writer; from elasticflow.snapshots.format.writer_config import WriterStart; "
+        "import sys, time; from elasticflow.snapshots.client.writer_process import start_writer; from elasticflow.snapshots.client.writer_process import WriterStart; "
         f"w = start_writer(WriterStart({str(tmp_path)!r}, 'r')); print(w.process.pid, flush=True); time.sleep(60)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
@@ -314,3 +317,18 @@ def _is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def test_first_trouble_is_told_and_then_one_in_ten_seconds() -> None:
+    """Of an outage with hundreds of tries a few events remain, each with the try it is about."""
+    told: list[Trouble] = []
+    now = 100.0
+    take = ThrottledTroubles(told.append, lambda: now)
+    for attempt in range(1, 26):
+        take(Trouble("read x", "ConnectionError", "ConnectionError: reset", attempt, 0.123))
+        now += 1.0
+    assert [1, 11, 21] == [trouble.attempt for trouble in told]
+    event = as_event(told[0])
+    assert {"event", *events.STORE_TROUBLE.fields} == set(event)
+    assert (0.1, "ConnectionError") == (event["pause_s"], event["class"])
+    assert ("read x", "ConnectionError: reset", 1) == (event["operation"], event["error"], event["attempt"])

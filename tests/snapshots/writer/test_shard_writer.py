@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elasticflow.snapshots.client.writer_process import WriterStart
 from elasticflow.snapshots.format.manifest import ManifestFacts
 from elasticflow.snapshots.format.shard_file import SnapshotRecord, StagedShard, TensorEntry
-from elasticflow.snapshots.format.writer_config import WriterStart
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.snapshots.writer.pending import PendingSnapshot
 from elasticflow.snapshots.writer.shard_writer import ShardWriter

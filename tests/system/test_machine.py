@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elasticflow.launcher.compiler_cache import machine_kind
-from elasticflow.launcher.compiler_cache.machine_kind import MachineKind, this_machine
 from elasticflow.system import machine
+from elasticflow.system.machine import MachineKind, this_machine
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,7 +21,7 @@ def test_a_kind_follows_from_processor_and_gpus(tmp_path: Path, monkeypatch: pyt
 
     def kind(text: str, *gpus: str) -> MachineKind:
         (tmp_path / "cpuinfo").write_text(text)
-        monkeypatch.setattr(machine_kind, "_CPU_INFO", tmp_path / "cpuinfo")
+        monkeypatch.setattr(machine, "_CPU_INFO", tmp_path / "cpuinfo")
         monkeypatch.setattr(machine, "facts", lambda: {**here, "cpu": "Xeon 1", "gpus": list(gpus)})
         return this_machine()
 

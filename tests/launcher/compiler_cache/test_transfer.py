@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elasticflow.launcher.compiler_cache import archive
-from elasticflow.launcher.compiler_cache.archive import BadArchiveError, CacheStore
-from elasticflow.launcher.compiler_cache.machine_kind import MachineKind
+from elasticflow.launcher.compiler_cache.transfer import BadArchiveError, CacheStore, pack, unpack
 from elasticflow.storage.storage import Storage
+from elasticflow.system.machine import MachineKind
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,10 +34,10 @@ def _store(path: Path, kind: MachineKind = KIND) -> CacheStore:
 def test_what_is_packed_comes_out_again(tmp_path: Path) -> None:
     """With its bytes and sizes, and the same archive from the same files."""
     sizes = _folder(tmp_path / "a")
-    data = archive.pack(tmp_path / "a", sizes)
-    assert sizes == archive.unpack(data, tmp_path / "b")
+    data = pack(tmp_path / "a", sizes)
+    assert sizes == unpack(data, tmp_path / "b")
     assert FILES == {name: (tmp_path / "b" / name).read_bytes() for name in FILES}
-    assert data == archive.pack(tmp_path / "b", sizes)
+    assert data == pack(tmp_path / "b", sizes)
 
 
 @pytest.mark.parametrize("name", ["../evil.so", "/evil.so", "a/../../evil.so", "folder/"])
@@ -49,14 +48,14 @@ def test_nothing_is_written_outside_of_the_folder(tmp_path: Path, name: str) -> 
         file.writestr("fine.so", b"1")
         file.writestr(zipfile.ZipInfo(name), b"2")
     with pytest.raises(BadArchiveError, match="it holds"):
-        archive.unpack(buffer.getvalue(), tmp_path / "b")
+        unpack(buffer.getvalue(), tmp_path / "b")
     assert not (tmp_path / "b").exists()
 
 
 def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
     """With the reason."""
     with pytest.raises(BadArchiveError, match="it is no archive"):
-        archive.unpack(b"no zip", tmp_path)
+        unpack(b"no zip", tmp_path)
 
 
 def test_a_cache_is_of_its_kind_of_machine_and_replaced_whole(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow.snapshots.format.manifest import DamagedSnapshotError
-from elasticflow.snapshots.read import load, snapshot_stream, verify
-from elasticflow.snapshots.read.snapshot_stream import Headers
+from elasticflow.snapshots.read import load, verify
+from elasticflow.snapshots.read.verify import Headers
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.snapshots.tools.export import write
 from elasticflow.snapshots.tools.exported import Export
@@ -92,7 +92,7 @@ def test_headers_that_nobody_writes(catalog: Catalog, monkeypatch: pytest.Monkey
         f"rows 0 to 4 of model/v are F32 of shape [4, 2] at bytes 224 to 256 of {place.file}, "
         "and its header tells ['\\x1b[2J']"
     )
-    monkeypatch.setattr(snapshot_stream, "_LONGEST", 100)
+    monkeypatch.setattr(verify, "_LONGEST", 100)
     assert contradiction(manifest, good) == f"the tensors of {place.file} begin at byte 224"
 
 

@@ -5,7 +5,7 @@ import re
 import pytest
 import tomli
 
-from elasticflow.system import torch_versions
+from elasticflow.system.installation import torch_requirement, untried_torch
 from tests.fenced_blocks import ROOT
 
 
@@ -25,16 +25,16 @@ def test_a_version_never_tried_is_a_sentence(version: str, *, is_tried: bool) ->
     sentence = (
         f"torch {version} has not been tried with this version of elasticflow; 2.13, 2.14 and 2.15 have"
     )
-    assert (None if is_tried else sentence) == torch_versions.untried(version)
+    assert (None if is_tried else sentence) == untried_torch(version)
 
 
 def test_the_extra_and_the_constraints_are_of_that_range() -> None:
     """The extra allows what was tried; README's commands take one of those, which has a build without CUDA."""
     extra = tomli.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["torch"]
-    assert torch_versions.requirement() in extra
-    assert "torch>=2.13,<2.16" == torch_versions.requirement()
+    assert torch_requirement() in extra
+    assert "torch>=2.13,<2.16" == torch_requirement()
     (pinned,) = re.findall(r"^torch==(.*)$", (ROOT / "tests" / "constraints.txt").read_text(), re.MULTILINE)
-    assert torch_versions.untried(pinned) is None
+    assert untried_torch(pinned) is None
 
 
 def test_what_is_installed_from_a_clone_is_constrained() -> None:
