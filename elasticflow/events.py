@@ -490,6 +490,14 @@ REPLICAS_NOT_COMPARED = _of_worker(
     ("reason",),
     line=Template("not compared", "replica comparison is off: {reason}", symbol="note", tone="quiet"),
 )
+MODEL_NOT_OFFLOADED = _of_worker(
+    "model.not_offloaded",
+    "offload is left out: the workers train on CPUs, whose memory holds the model anyway",
+    (),
+    line=Template(
+        "offload", "left out: the workers train on CPUs, whose memory holds the model", symbol="note", tone="quiet"
+    ),
+)
 STATE_LEFT_OUT = _of_worker(
     "state.left_out",
     "an object has state of its own that no snapshot holds",

@@ -99,6 +99,7 @@ _WEIGHTS: dict[str, tuple[Weight, str]] = {
 BITS = 'train.consistency = "exact" promises bits that this may change'
 EXACT_WEIGHTS: dict[str, tuple[Weight, str]] = {
     "nodes.device": ("trajectory", BITS),
+    "parallel.offload": ("trajectory", BITS),
     "train.channels_last": ("trajectory", BITS),
     "train.compile": ("trajectory", BITS),
     "train.threads": ("trajectory", BITS),

@@ -83,7 +83,7 @@ def test_outputs_are_let_go_before_the_backward(alone: Any) -> None:
     """A loss needs no scores of words any more, which may be the largest tensor of all."""
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     fully_shard_blocks(model, [model[0]], alone, "cpu", Sharding(1))
-    calls = _Calls(model)
+    calls = _Calls(model, torch.device("cpu"))
     calls.begin()
     model(torch.ones(1, 2))
     assert len(calls.outputs) == 1
