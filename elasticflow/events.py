@@ -490,8 +490,8 @@ REPLICAS_NOT_COMPARED = _of_worker(
     ("reason",),
     line=Template("not compared", "replica comparison is off: {reason}", symbol="note", tone="quiet"),
 )
-MODEL_NOT_OFFLOADED = _of_worker(
-    "model.not_offloaded",
+OFFLOAD_LEFT_OUT = _of_worker(
+    "offload.left_out",
     "offload is left out: the workers train on CPUs, whose memory holds the model anyway",
     (),
     line=Template(

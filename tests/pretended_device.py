@@ -7,7 +7,8 @@ there is no autocast. The device obeys as few promises as it may:
 * A copy to pinned memory without blocking arrives when the host has waited for it. Until then the memory holds nonsense.
 * A copy from pinned memory without blocking reads it at any time until the host has waited for it: the test fails if the
   memory was written meanwhile.
-* A copy on a stream of its own runs as late as the events allow: it sees what other streams have written by then.
+* A copy on a stream of its own runs as late as the events, and kernels of that stream, allow: it sees what other streams have
+  written by then.
 
 With a `seed` the streams' work runs in an order drawn at random wherever events leave it open, and the allocator gives memory
 that was freed to the next copy of the same stream, as torch's does: once the streams of `record_stream` are through with it.
@@ -293,7 +294,9 @@ class Pretence:
     def record_stream(self, tensor: DeviceTensor, stream: Stream) -> None:
         """Keep a tensor's memory, once it is freed, until *stream* is through with the work that it has by then."""
         if self.random is not None:
-            self._blocks[id(tensor)].users.append(stream)
+            memory = tensor.on_host.untyped_storage().data_ptr()
+            blocks = self._blocks.values()
+            next(b for b in blocks if b.memory.untyped_storage().data_ptr() == memory).users.append(stream)
 
     def _freed(self, number: int) -> None:
         block = self._blocks.pop(number)
@@ -341,6 +344,8 @@ class Pretence:
         if _reads_values(func, args):
             self.wait(f"a value: {func.overloadpacket.__name__}")
             self._catch_up()
+        if self.stream is not self.main:
+            self.stream.run_to(self.stream.submitted, arrives=False)
         known: dict[int, DeviceTensor] = {}
 
         def values_of(value: Any) -> Any:
@@ -363,6 +368,8 @@ class Pretence:
         is_to_host = isinstance(source, DeviceTensor)
         shape = source.on_host if isinstance(source, DeviceTensor) else source
         like = torch.empty_like(shape, dtype=dtype, memory_format=options.get("memory_format"))
+        if is_to_host and non_blocking:
+            self.pin(like)  # as torch's does
         target: Tensor = like if is_to_host else self.allocated(like)
         return self.copy(target, source, non_blocking)
 
@@ -447,6 +454,7 @@ def _register() -> None:
         manual_seed_all=generator.manual_seed, manual_seed=generator.manual_seed, _is_in_bad_fork=lambda: False,
         default_generators=(generator,), get_rng_state=lambda _=None: generator.get_state(),
         set_rng_state=lambda state, _=None: generator.set_state(state),
+        Stream=Stream, Event=Event, stream=lambda stream: stream, current_stream=lambda *_: _now().stream,
     )  # fmt: skip
     setattr(torch, DEVICE.type, module)  # as torch._register_device_module does
     _library.impl("empty.memory_format", _factory(aten.empty.memory_format), "Lazy")
@@ -477,6 +485,9 @@ def pretended(seed: int | None = None) -> Iterator[Pretence]:
         patch.setattr(torch, "Stream", Stream)
         patch.setattr(torch.accelerator, "current_stream", lambda *_: now.stream)
         patch.setattr(torch.accelerator, "synchronize", now.synchronize)
+        # The memory of a gathered parameter, which the host has: `resize_` knows no such device.
+        for name in ("alloc_storage", "free_storage"):
+            patch.setattr(f"torch.distributed.fsdp._fully_shard._fsdp_param.{name}", lambda _: None)
         try:
             yield now
         finally:

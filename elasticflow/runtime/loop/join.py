@@ -243,7 +243,7 @@ def _member(chosen: LoopSettings, place: Path, shard: int | str | Sharding | Non
             if worker.sharding.offload is not None:
                 worker.layout = worker.layout._replace(is_offloaded=worker.device.type != "cpu")
                 if not worker.layout.is_offloaded and worker.rank == 0:
-                    worker.event(events.MODEL_NOT_OFFLOADED)
+                    worker.event(events.OFFLOAD_LEFT_OUT)
     except stopping.Leaving:  # asked to exit before all ranks had met
         if is_job:
             raise
