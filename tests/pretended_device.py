@@ -344,7 +344,7 @@ class Pretence:
         if _reads_values(func, args):
             self.wait(f"a value: {func.overloadpacket.__name__}")
             self._catch_up()
-        if self.stream is not self.main:
+        if self.stream is not self.main and not func.is_view:
             self.stream.run_to(self.stream.submitted, arrives=False)
         known: dict[int, DeviceTensor] = {}
 

@@ -79,6 +79,7 @@ _WEIGHTS: dict[str, tuple[Weight, str]] = {
     "ddp": ("harmless", "equal up to rounding"),
     "ddp.sync_batchnorm": ("trajectory", "batch statistics are taken over other samples"),
     "parallel": ("harmless", "the model is cut into other parts; snapshots are restored at any degree"),
+    "parallel.offload": ("harmless", "equal up to rounding"),
     "env": ("harmless", "libraries and the job's code read it, from here on"),
     "hooks": ("harmless", "a hook that changes what is trained is refused when it does"),
     "nodes": ("harmless", "the global batch is the same at every world size"),

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import elasticflow as ef
+from elasticflow.runtime.process import devices
 from elasticflow.runtime.training.gradient_checkpointing import checkpoint_activations
+from tests.pretended_device import DEVICE, pretended
 from tests.runtime.programs import dying
 from tests.runtime.programs.sharded_parts import WORDS, Net, Sentences
 
@@ -30,6 +32,9 @@ parser.add_argument("--precision", default="fp32")
 parser.add_argument("--norms", action="store_true", help="BatchNorm in the last layer")
 parser.add_argument("--checkpointed", action="store_true", help="activations of blocks are computed again")
 parser.add_argument("--compiled", action="store_true", help="blocks are compiled")
+parser.add_argument(
+    "--offload", action="store_true", help="keeps parts in the CPU's memory; ELASTICFLOW_DEVICE=lazy is the pretended device"
+)
 parser.add_argument(
     "--thaw-at",
     type=int,
@@ -125,12 +130,16 @@ class NoisySentences(Sentences):
         return words, int(words.sum()) % WORDS
 
 
+if os.environ.get("ELASTICFLOW_DEVICE") == DEVICE.type:
+    pretended().__enter__()
+    devices.choose_device = lambda *_: DEVICE
+    os.environ["ELASTICFLOW_SHARE_DEVICE"] = "1"
 run = ef.join(
     seed=7,
     every=args.every,
     threads=1,
     gradients=ef.Gradients(precision=args.precision, virtual_shards=args.virtual_shards or None),
-    **({"shard": args.shard} if args.shard else {}),
+    **({"shard": ef.Sharding(args.shard, offload="cpu" if args.offload else None)} if args.shard else {}),
 )
 torch.manual_seed(5)
 with torch.device("meta" if args.odd == "meta" else "cpu"):
@@ -142,6 +151,8 @@ if args.compiled:
         each.compile()
 if args.thaw_at:
     model.get_submodule("blocks").requires_grad_(requires_grad=False)
+if run.device == DEVICE:
+    model.to(run.device)
 if args.shard:
     model = run.wrap(model, **({"blocks": []} if args.odd == "list" else {}))
 trained = [p for p in model.parameters() if p.requires_grad or args.thaw_at]

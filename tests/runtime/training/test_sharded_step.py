@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from elasticflow.errors import StateError
@@ -18,6 +19,7 @@ from elasticflow.runtime.process.sharded_tensors import local_of
 from elasticflow.runtime.state.tensors import BY_NAME
 from elasticflow.runtime.training.exact import ExactStep
 from elasticflow.runtime.training.exact_norm import exact_norm
+from elasticflow.runtime.training.modes import evaluating
 from elasticflow.runtime.training.shard_model import fully_shard_blocks
 from elasticflow.runtime.training.sharded_step import ShardedStep, _Calls, _GroupSum
 from elasticflow.snapshots.read import load
@@ -63,6 +65,8 @@ def test_layouts() -> None:
     assert (3, 6) == (layout_of(6, 0, "node", 3).degree, layout_of(6, 0, "all", 3).degree)
     with pytest.raises(StateError, match="6 workers cannot be shared out among replicas of 4"):
         layout_of(6, 0, 4, 6)
+    with pytest.raises(StateError, match="offload='disk' is no memory to keep parameters in"):
+        Sharding(2, offload="disk")  # type: ignore[arg-type]
 
 
 def first_of_two(parameter: torch.nn.Parameter) -> _GroupSum:
@@ -113,6 +117,7 @@ def test_memory_that_another_stream_still_reads_is_given_to_nobody(seed: int) ->
         for number in range(6):
             added = first_of_two(torch.nn.Parameter(torch.ones(2, 3)))
             with exchanging:
+                torch.zeros(16).to(device.device)  # as large as the block's sum
                 rows = added.allocate((3,), dtype=torch.float32, device=device.device)
                 added._got = torch.full((2, 3), float(number)).to(device.device)
             adding.hold_until(exchanging.record_event())
@@ -128,10 +133,11 @@ def test_memory_that_another_stream_still_reads_is_given_to_nobody(seed: int) ->
 def trained(me: Any, group: Any, device: torch.device, offload: Literal["cpu"] | None) -> list[Any]:
     """Return each step's loss and norm, then all parameters and the optimizer's state: one rank, four virtual shards."""
     torch.manual_seed(0)
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)) for _ in range(3))).to(device)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)) for _ in range(3)))
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))  # type: ignore[no-untyped-call]
     me.device, me.sharding = device, Sharding(1, offload=offload)
-    if offload is not None:
-        fully_shard_blocks(model, list(model), group, device.type, me.sharding)
+    for net in (model.to(device), average.module.to(device)) if offload is not None else ():
+        fully_shard_blocks(net, list(net.children()), group, device.type, me.sharding)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     kind = ExactStep if offload is None else ShardedStep
     exact: Any = {} if offload is None else {"is_exact": True}
@@ -147,8 +153,11 @@ def trained(me: Any, group: Any, device: torch.device, offload: Literal["cpu"] |
         found.append(exact_norm(gradients).tolist())
         optimizer.step()
         optimizer.zero_grad()
+        average.update_parameters(model)
+        with torch.no_grad(), evaluating(average):
+            found.append(average.module(torch.randn(2, 8).to(device)).tolist())
     state = [optimizer.state[parameter] for parameter in model.parameters()]
-    tensors = [*model.parameters(), *model.buffers(), *(t for each in state for t in each.values())]
+    tensors = [*average.module.parameters(), *model.parameters(), *model.buffers(), *(t for each in state for t in each.values())]
     assert offload is None or {p.device.type for p in (*model.parameters(), *tensors[-4:])} == {"cpu"}
     return [*found, *(local_of(tensor).detach().cpu().tolist() for tensor in tensors)]
 
@@ -215,12 +224,21 @@ def test_blocks_that_are_computed_again_or_compiled(
 
 @e2e
 def test_killed_drained_and_resumed_at_other_degrees(groups: Callable[..., Group]) -> None:
-    """Two share a model, one is killed; four in two replicas, drained; three to the end: the bits of one undisturbed rank."""
+    """Two share a model, one is killed; four in two replicas, drained; three to the end: the bits of one undisturbed rank.
+
+    All but the first offload their parts; the four have no device, say so, and leave it out.
+    """
     whole, parts = groups("whole", PROGRAM), groups("parts", PROGRAM)
     assert [0] == whole.run(1, "--shard", "1", "--clip").codes
-    assert -9 == parts.run(2, "--shard", "2", "--clip", "--kill-at", "6", ends=False).codes[0]
-    assert [0] * 4 == parts.run(4, "--shard", "2", "--clip", "--term-at", "7").codes
-    assert [0] * 3 == parts.run(3, "--shard", "3", "--clip").codes
+    options = ("--clip", "--offload")
+    parts.environment |= {"ELASTICFLOW_ACCEPT_DRIFT": "1", "ELASTICFLOW_DEVICE": "lazy"}
+    assert -9 == parts.run(2, "--shard", "2", *options, "--kill-at", "6", ends=False).codes[0]
+    parts.environment["ELASTICFLOW_DEVICE"] = "cpu"
+    assert [0] * 4 == parts.run(4, "--shard", "2", *options, "--term-at", "7").codes
+    assert len(parts.lines("offload.left_out", generation=2)) == 1
+    parts.environment["ELASTICFLOW_DEVICE"] = "lazy"
+    assert [0] * 3 == parts.run(3, "--shard", "3", *options).codes
+    assert parts.lines("offload.left_out", generation=3) == []
     expected, found = came_to(whole), came_to(parts)
     assert expected[0] == found[0]
     assert expected[1] == found[1]
