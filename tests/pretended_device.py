@@ -82,6 +82,10 @@ class DeviceTensor(Tensor):
         """Return the address, which a view shares with its base."""
         return self.on_host.data_ptr()
 
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """Return the memory, which can be given back and taken again."""
+        return self.on_host.untyped_storage()
+
     def record_stream(self, stream: Any) -> None:
         """Have the allocator know of another stream's use."""
         _now().record_stream(self, stream)
@@ -294,7 +298,7 @@ class Pretence:
     def record_stream(self, tensor: DeviceTensor, stream: Stream) -> None:
         """Keep a tensor's memory, once it is freed, until *stream* is through with the work that it has by then."""
         if self.random is not None:
-            memory = tensor.on_host.untyped_storage().data_ptr()
+            memory = tensor.untyped_storage().data_ptr()
             blocks = self._blocks.values()
             next(b for b in blocks if b.memory.untyped_storage().data_ptr() == memory).users.append(stream)
 
@@ -485,9 +489,6 @@ def pretended(seed: int | None = None) -> Iterator[Pretence]:
         patch.setattr(torch, "Stream", Stream)
         patch.setattr(torch.accelerator, "current_stream", lambda *_: now.stream)
         patch.setattr(torch.accelerator, "synchronize", now.synchronize)
-        # The memory of a gathered parameter, which the host has: `resize_` knows no such device.
-        for name in ("alloc_storage", "free_storage"):
-            patch.setattr(f"torch.distributed.fsdp._fully_shard._fsdp_param.{name}", lambda _: None)
         try:
             yield now
         finally:
