@@ -495,7 +495,10 @@ OFFLOAD_LEFT_OUT = _of_worker(
     "offload is left out: the workers train on CPUs, whose memory holds the model anyway",
     (),
     line=Template(
-        "offload", "left out: the workers train on CPUs, whose memory holds the model", symbol="note", tone="quiet"
+        "offload",
+        "left out: the workers train on CPUs, whose memory holds the model",
+        symbol="note",
+        tone="quiet",
     ),
 )
 STATE_LEFT_OUT = _of_worker(

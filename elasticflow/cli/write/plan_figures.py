@@ -128,7 +128,9 @@ def _memory(job: Job, parallel: ParallelTable, known: Knowledge) -> Iterator[Row
             "gradients": weights / degree,
             "the optimizer's and other state": max(0.0, state - weights) / degree,
         }
-        gathered = {f"{_WHOLE_BLOCKS} blocks whole": _WHOLE_BLOCKS * block} if degree > 1 or is_offloaded else {}
+        gathered = (
+            {f"{_WHOLE_BLOCKS} blocks whole": _WHOLE_BLOCKS * block} if degree > 1 or is_offloaded else {}
+        )
         if is_offloaded:
             summed = {"sums of gradients": weights / degree}
             yield _of_worker(f"a worker's device at {degree}", {**summed, **gathered})

@@ -33,7 +33,9 @@ parser.add_argument("--norms", action="store_true", help="BatchNorm in the last 
 parser.add_argument("--checkpointed", action="store_true", help="activations of blocks are computed again")
 parser.add_argument("--compiled", action="store_true", help="blocks are compiled")
 parser.add_argument(
-    "--offload", action="store_true", help="keeps parts in the CPU's memory; ELASTICFLOW_DEVICE=lazy is the pretended device"
+    "--offload",
+    action="store_true",
+    help="keeps parts in the CPU's memory; ELASTICFLOW_DEVICE=lazy is the pretended device",
 )
 parser.add_argument(
     "--thaw-at",

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 import torch
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.data.index_loader import Batch
@@ -157,7 +157,12 @@ def trained(me: Any, group: Any, device: torch.device, offload: Literal["cpu"] |
         with torch.no_grad(), evaluating(average):
             found.append(average.module(torch.randn(2, 8).to(device)).tolist())
     state = [optimizer.state[parameter] for parameter in model.parameters()]
-    tensors = [*average.module.parameters(), *model.parameters(), *model.buffers(), *(t for each in state for t in each.values())]
+    tensors = [
+        *average.module.parameters(),
+        *model.parameters(),
+        *model.buffers(),
+        *(t for each in state for t in each.values()),
+    ]
     assert offload is None or {p.device.type for p in (*model.parameters(), *tensors[-4:])} == {"cpu"}
     return [*found, *(local_of(tensor).detach().cpu().tolist() for tensor in tensors)]
 
