@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -132,8 +133,9 @@ class NoisySentences(Sentences):
         return words, int(words.sum()) % WORDS
 
 
+device = ExitStack()  # to the end of the process
 if os.environ.get("ELASTICFLOW_DEVICE") == DEVICE.type:
-    pretended().__enter__()
+    device.enter_context(pretended())
     devices.choose_device = lambda *_: DEVICE
     os.environ["ELASTICFLOW_SHARE_DEVICE"] = "1"
 run = ef.join(
