@@ -230,7 +230,7 @@ class Stream:
         _now().stream = self._before.pop()
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class _Block:
     """Memory: of the stream that it was allocated on, in use by others until their events are through."""
 
