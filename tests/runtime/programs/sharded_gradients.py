@@ -158,7 +158,8 @@ if args.compiled:
 if args.thaw_at:
     model.get_submodule("blocks").requires_grad_(requires_grad=False)
 if run.device == DEVICE:
-    model.to(run.device).get_submodule("head").weight = model.get_submodule("embed").weight
+    model.to(run.device)
+    model.get_submodule("head").weight = model.get_submodule("embed").weight  # tied again
 if args.shard:
     model = run.wrap(model, **({"blocks": []} if args.odd == "list" else {}))
 trained = [p for p in model.parameters() if p.requires_grad or args.thaw_at]
