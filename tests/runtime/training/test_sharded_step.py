@@ -43,7 +43,8 @@ def came_to(group: Group) -> tuple[dict[str, bytes], list[Any]]:
     for key, whole in content.manifest.whole.items():
         tensor = torch.empty(whole.shape, dtype=BY_NAME[whole.dtype])
         content.read_into(key, tensor.view(-1).view(torch.uint8).numpy().data)
-        found[key] = tensor.view(-1).view(torch.uint8).numpy().tobytes()
+        # Scalars are named by their device.
+        found[key.replace("/lazy", "/cpu")] = tensor.view(-1).view(torch.uint8).numpy().tobytes()
     steps: dict[int, Any] = {}
     for generation in range(1, manifest.generation + 1):
         for line in group.lines("step", generation=generation):
