@@ -98,7 +98,7 @@ def require_unchanged(worker: Worker, before: Mapping[str, Any], now: Mapping[st
         # A module may be imported earlier in one start than in another.
         if was == value or (key.startswith(_SOURCES) and None in (was, value)):
             continue
-        # Of the keys that weigh more in exact mode the first is recorded in that mode alone, and no other is recorded.
+        # A key that weighs more in exact mode is recorded in that mode alone.
         own = ("trajectory", BITS) if key.startswith(_SOURCES) else EXACT_WEIGHTS.get(key)
         weight, reason = own or weigh(key, was, value)
         change = f"{_name(key)} is {_shown(value)}, and was {_shown(was)} when the snapshot was taken"
