@@ -468,6 +468,17 @@ REPLICAS_NOT_COMPARED = _of_worker(
     ("reason",),
     line=Template("not compared", "replica comparison is off: {reason}", symbol="note", tone="quiet"),
 )
+OFFLOAD_LEFT_OUT = _of_worker(
+    "offload.left_out",
+    "offload is left out: the workers train on CPUs, whose memory holds the model anyway",
+    (),
+    line=Template(
+        "offload",
+        "left out: the workers train on CPUs, whose memory holds the model",
+        symbol="note",
+        tone="quiet",
+    ),
+)
 STATE_LEFT_OUT = _warning_of_worker(
     "state.left_out",
     "an object has state of its own that no snapshot holds",

@@ -7,7 +7,8 @@ there is no autocast. The device obeys as few promises as it may:
 * A copy to pinned memory without blocking arrives when the host has waited for it. Until then the memory holds nonsense.
 * A copy from pinned memory without blocking reads it at any time until the host has waited for it: the test fails if the
   memory was written meanwhile.
-* A copy on a stream of its own runs as late as the events allow: it sees what other streams have written by then.
+* A copy on a stream of its own runs as late as the events, and kernels of that stream, allow: it sees what other streams have
+  written by then.
 
 With a `seed` the streams' work runs in an order drawn at random wherever events leave it open, and the allocator gives memory
 that was freed to the next copy of the same stream, as torch's does: once the streams of `record_stream` are through with it.
@@ -81,6 +82,10 @@ class DeviceTensor(Tensor):
         """Return the address, which a view shares with its base."""
         return self.on_host.data_ptr()
 
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """Return the memory, which can be given back and taken again."""
+        return self.on_host.untyped_storage()
+
     def record_stream(self, stream: Any) -> None:
         """Have the allocator know of another stream's use."""
         _now().record_stream(self, stream)
@@ -111,6 +116,10 @@ class Event:
         """Stand behind the work that the stream has by now."""
         self._stream = stream or _now().stream
         self._at = self._stream.submitted
+
+    def elapsed_time(self, _: Event) -> float:
+        """Return the milliseconds between two events."""
+        return 0.0
 
     def query(self) -> bool:
         """Return True if the work is known to be done."""
@@ -225,7 +234,7 @@ class Stream:
         _now().stream = self._before.pop()
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class _Block:
     """Memory: of the stream that it was allocated on, in use by others until their events are through."""
 
@@ -293,7 +302,9 @@ class Pretence:
     def record_stream(self, tensor: DeviceTensor, stream: Stream) -> None:
         """Keep a tensor's memory, once it is freed, until *stream* is through with the work that it has by then."""
         if self.random is not None:
-            self._blocks[id(tensor)].users.append(stream)
+            memory = tensor.untyped_storage().data_ptr()
+            blocks = self._blocks.values()
+            next(b for b in blocks if b.memory.untyped_storage().data_ptr() == memory).users.append(stream)
 
     def _freed(self, number: int) -> None:
         block = self._blocks.pop(number)
@@ -341,6 +352,8 @@ class Pretence:
         if _reads_values(func, args):
             self.wait(f"a value: {func.overloadpacket.__name__}")
             self._catch_up()
+        if self.stream is not self.main and not func.is_view:
+            self.stream.run_to(self.stream.submitted, arrives=False)
         known: dict[int, DeviceTensor] = {}
 
         def values_of(value: Any) -> Any:
@@ -363,6 +376,8 @@ class Pretence:
         is_to_host = isinstance(source, DeviceTensor)
         shape = source.on_host if isinstance(source, DeviceTensor) else source
         like = torch.empty_like(shape, dtype=dtype, memory_format=options.get("memory_format"))
+        if is_to_host and non_blocking:
+            self.pin(like)  # as torch's does
         target: Tensor = like if is_to_host else self.allocated(like)
         return self.copy(target, source, non_blocking)
 
@@ -447,6 +462,7 @@ def _register() -> None:
         manual_seed_all=generator.manual_seed, manual_seed=generator.manual_seed, _is_in_bad_fork=lambda: False,
         default_generators=(generator,), get_rng_state=lambda _=None: generator.get_state(),
         set_rng_state=lambda state, _=None: generator.set_state(state),
+        Stream=Stream, Event=Event, stream=lambda stream: stream, current_stream=lambda *_: _now().stream,
     )  # fmt: skip
     setattr(torch, DEVICE.type, module)  # as torch._register_device_module does
     _library.impl("empty.memory_format", _factory(aten.empty.memory_format), "Lazy")

@@ -79,6 +79,7 @@ _WEIGHTS: dict[str, tuple[Weight, str]] = {
     "ddp": ("harmless", "equal up to rounding"),
     "ddp.sync_batchnorm": ("trajectory", "batch statistics are taken over other samples"),
     "parallel": ("harmless", "the model is cut into other parts; snapshots are restored at any degree"),
+    "parallel.offload": ("harmless", "equal up to rounding"),
     "env": ("harmless", "libraries and the job's code read it, from here on"),
     "hooks": ("harmless", "a hook that changes what is trained is refused when it does"),
     "nodes": ("harmless", "the global batch is the same at every world size"),
@@ -99,6 +100,7 @@ _WEIGHTS: dict[str, tuple[Weight, str]] = {
 BITS = 'train.consistency = "exact" promises bits that this may change'
 EXACT_WEIGHTS: dict[str, tuple[Weight, str]] = {
     "nodes.device": ("trajectory", BITS),
+    "parallel.offload": ("trajectory", BITS),
     "train.channels_last": ("trajectory", BITS),
     "train.compile": ("trajectory", BITS),
     "train.threads": ("trajectory", BITS),

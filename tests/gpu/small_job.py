@@ -78,6 +78,7 @@ budget = 5
 every = "{EVERY} steps"
 """
 EXACT = ("train.consistency=exact", "train.virtual_shards=4")
+OFFLOADED = ("parallel.shard=1", 'parallel.wrap=["torch.nn:Linear"]', "parallel.offload=cpu")
 # Lines for the loss, by the class of the failure that each leads to.
 FAULTS = {
     "oom": "torch.empty(1 << 50, dtype=torch.uint8, device=outputs.device)",

@@ -46,14 +46,18 @@ def test_compiled_job_starts_and_survives_a_kill(project: Project, device: str) 
 
 
 @on_both
-def test_exact_bits_are_those_of_an_undisturbed_run(project: Project, device: str) -> None:
+@pytest.mark.parametrize("more", [(), small_job.OFFLOADED], ids=["on the device", "offloaded"])
+def test_exact_bits_are_those_of_an_undisturbed_run(
+    project: Project, device: str, more: tuple[str, ...]
+) -> None:
     """One worker twice: undisturbed, and killed while another process holds most of the device's memory."""
     small_job.write(project)
-    undisturbed = _run(project, "undisturbed", device, *small_job.EXACT)
+    sets = (*small_job.EXACT, *more)
+    undisturbed = _run(project, "undisturbed", device, *sets)
     _finish(project, undisturbed, device)
     with _memory_in_use(device):
         project.write("slow", "")
-        killed = _run(project, "killed", device, *small_job.EXACT)
+        killed = _run(project, "killed", device, *sets)
         _kill(killed, 0)
         _finish(project, killed, device, generations=2)
     assert tensors(undisturbed.run) == tensors(killed.run)

@@ -151,7 +151,8 @@ class StandIn(SimpleNamespace):
     @property
     def layout(self) -> ShardLayout:
         """The place of its rank among the ranks."""
-        return ShardLayout(self.world_size, self.rank)
+        is_offloaded = self.sharding is not None and self.sharding.offload is not None
+        return ShardLayout(self.world_size, self.rank, is_offloaded=is_offloaded)
 
 
 @pytest.fixture

@@ -183,6 +183,11 @@ def _of_parallel(job: Job, table: ParallelTable) -> Iterator[Fact]:
     wrap = " or ".join(table.wrap) or "the elements of its longest ModuleList"
     workers = where or plural(int(table.shard), "worker")
     yield "sharded", f"a copy of the model on {workers}, gathered block by block ({wrap})"
+    if table.offload is not None:
+        yield (
+            "",
+            "its parts are in the CPU's memory, the optimizer moves there; workers without an accelerator leave that out",
+        )
     counts, low, high = node_counts_of(job), job.nodes.min, job.nodes.max
     if len(counts) < high - low + 1:
         named = _listed(list(counts))

@@ -10,13 +10,13 @@ from elasticflow.observe.terminal.formats import plural, size, span
 from elasticflow.protocol.child_processes import MAY_STAND_BY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from elasticflow.compiler.plan.batch_split import WorldRow
     from elasticflow.compiler.plan.forecast import Forecast, Knowledge, Known
     from elasticflow.jobfile.tables.job import Job
+    from elasticflow.jobfile.tables.parallel import ParallelTable
     from elasticflow.observe.estimates import RunFacts
-    from elasticflow.protocol.shard_groups import Shard
 
 Row = tuple[str, str, str]
 _AFTER_RUN = "known after the first run"
@@ -50,7 +50,7 @@ def figures_table(job: Job, known: Knowledge, ahead: Forecast, run_facts: RunFac
         return name, "-", unknown
 
     rows = [*_length(job, known, ahead, measured), *_snapshots(job, ahead, measured)]
-    rows += [] if job.parallel is None else _memory(job, job.parallel.shard, known)
+    rows += [] if job.parallel is None else _memory(job, job.parallel, known)
     if job.restarts.warm in MAY_STAND_BY and known.standby_bytes is not None:
         ready = "" if known.standby_s is None else f"; {span(known.standby_s.value)} to get ready"
         rows.append(measured("a standby", "standby_bytes", size, "", ready))
@@ -108,8 +108,12 @@ def _snapshots(job: Job, ahead: Forecast, measured: Callable[..., Row]) -> Itera
         yield "  that stay", f"at most {ahead.kept:,}", f"{held}and one more while it is written"
 
 
-def _memory(job: Job, shard: Shard, known: Knowledge) -> Iterator[Row]:
-    """Yield a worker's bytes at the job's degree and at others, once the sizes of the model and of a snapshot are known."""
+def _memory(job: Job, parallel: ParallelTable, known: Knowledge) -> Iterator[Row]:
+    """Yield a worker's bytes at the job's degree and at others, once the sizes of the model and of a snapshot are known.
+
+    Offloaded, they are those of its device, and another row has those of the CPU's memory.
+    """
+    shard, is_offloaded = parallel.shard, parallel.offload is not None
     if known.parameters is None or known.snapshot_bytes is None:
         yield "of a worker", "-", _WITH_DEEP
         return
@@ -118,21 +122,28 @@ def _memory(job: Job, shard: Shard, known: Knowledge) -> Iterator[Row]:
     own = shard if isinstance(shard, int) else most if shard == "all" else most // job.nodes.max
     degrees = {1 << power for power in range(_DEGREES if not is_exact else most.bit_length())}
     for degree in sorted({*degrees, own} if is_exact or isinstance(shard, int) else degrees):
-        block = 0 if known.block_bytes is None or degree == 1 else known.block_bytes.value
-        parts = (
-            *(part / degree for part in (weights, weights, max(0.0, state - weights))),
-            _WHOLE_BLOCKS * block,
+        block = 0 if known.block_bytes is None else known.block_bytes.value
+        held = {
+            "parameters": weights / degree,
+            "gradients": weights / degree,
+            "the optimizer's and other state": max(0.0, state - weights) / degree,
+        }
+        gathered = (
+            {f"{_WHOLE_BLOCKS} blocks whole": _WHOLE_BLOCKS * block} if degree > 1 or is_offloaded else {}
         )
-        names = (
-            "parameters",
-            "gradients",
-            "the optimizer's and other state",
-            f"{_WHOLE_BLOCKS} blocks whole",
-        )
-        each = ", ".join(f"{size(part)} {name}" for name, part in zip(names, parts, strict=True) if part)
-        yield f"a worker at {degree}", size(sum(parts)), each
+        if is_offloaded:
+            summed = {"sums of gradients": weights / degree}
+            yield _of_worker(f"a worker's device at {degree}", {**summed, **gathered})
+            yield _of_worker("  in the CPU's memory", held)
+        else:
+            yield _of_worker(f"a worker at {degree}", {**held, **gathered})
     if is_exact:
         yield "  staging", size(state / most), f"of each of {plural(most, 'worker')}, for a snapshot"
+
+
+def _of_worker(name: str, parts: Mapping[str, float]) -> Row:
+    each = ", ".join(f"{size(part)} {named}" for named, part in parts.items() if part)
+    return name, size(sum(parts.values())), each
 
 
 def _count(number: float) -> str:

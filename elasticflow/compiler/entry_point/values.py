@@ -437,6 +437,7 @@ def _sharding(job: Job) -> Line:
         shard=job.parallel.shard,
         wrap=tuple(job.parallel.wrap) or None,
         reshard_after_forward=None if job.parallel.reshard_after_forward else False,
+        offload=job.parallel.offload,
     )
     return call("elasticflow.Sharding", **options)
 

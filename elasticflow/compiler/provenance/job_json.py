@@ -37,6 +37,7 @@ _LATER: tuple[tuple[tuple[str, ...], Any], ...] = (
     (("train", "tf32"), None),
     (("train", "channels_last"), False),
     (("parallel", "init"), "cpu"),
+    (("parallel", "offload"), None),
 )
 _OF_DATA = "$dataset"  # a value of the training data: {"$dataset": "vocab_size"}
 _FLOAT = "$float"  # JSON has no infinity and no NaN: {"$float": "inf"}

@@ -180,7 +180,7 @@ class Probe:
     def _look_at_sharding(self, code: EntryPoint, trained: Trained) -> Sharding | None:
         """Refuse what workers refuse before they share a model; return how they do, if nothing is in their way."""
         sharding: Sharding | None = code.get("SHARDING")
-        if sharding is None or sharding.shard == 1:
+        if sharding is None or (sharding.shard == 1 and sharding.offload is None):
             return None
         is_fit, blocks = True, []
         try:

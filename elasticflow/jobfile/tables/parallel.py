@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from elasticflow.jobfile.tables.types import Entry, Table
+from elasticflow.jobfile.tables.types import Entry, Table, optional
 
 MOST_DEGREE = 2**20
 
@@ -33,4 +33,8 @@ class ParallelTable(Table):
         default="cpu",
         description="Memory in which each worker builds the model: the CPU's, which must hold a whole one; or none (torch's meta device), "
         "and blocks are filled in one after the other, with the same values.",
+    )
+    offload: Literal["cpu"] | None = optional(
+        description="Keep each worker's part of the parameters, its gradients and the optimizer's state in the CPU's memory: blocks are moved to "
+        "the device one after the other, and the optimizer moves on the CPU. Workers without an accelerator leave it out.",
     )

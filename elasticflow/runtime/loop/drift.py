@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from elasticflow import events
 from elasticflow.errors import LoopDriftError, StateError
 from elasticflow.protocol import worker_environment
-from elasticflow.protocol.key_weights import BITS, weigh
+from elasticflow.protocol.key_weights import BITS, EXACT_WEIGHTS, weigh
 from elasticflow.runtime.process import environment
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ _ARGUMENTS = {
     "train.consistency": "virtual_shards",
     "train.virtual_shards": "virtual_shards",
     "train.precision": "precision",
+    "parallel.offload": "offload",
     "dataset.global_batch_size": "size",
     "dataset.tail": "tail",
     "dataset.shards": "shards",
@@ -45,6 +46,8 @@ def of_join(worker: Worker, gradients: Gradients | None) -> dict[str, Any]:
         settings["train.precision"] = gradients.precision
     if gradients is not None and gradients.virtual_shards is not None:
         settings |= {"train.consistency": "exact", "train.virtual_shards": gradients.virtual_shards}
+        if worker.layout.is_offloaded:
+            settings["parallel.offload"] = "cpu"
         digests = environment.digests_of_script()
         settings |= {f"{_SOURCES}{name}": digest[:_DIGEST_SHOWN] for name, digest in digests.items()}
     return settings
@@ -95,7 +98,9 @@ def require_unchanged(worker: Worker, before: Mapping[str, Any], now: Mapping[st
         # A module may be imported earlier in one start than in another.
         if was == value or (key.startswith(_SOURCES) and None in (was, value)):
             continue
-        weight, reason = ("trajectory", BITS) if key.startswith(_SOURCES) else weigh(key, was, value)
+        # A key that weighs more in exact mode is recorded in that mode alone.
+        own = ("trajectory", BITS) if key.startswith(_SOURCES) else EXACT_WEIGHTS.get(key)
+        weight, reason = own or weigh(key, was, value)
         change = f"{_name(key)} is {_shown(value)}, and was {_shown(was)} when the snapshot was taken"
         if weight == "corrupting":
             raise LoopDriftError(

@@ -174,7 +174,7 @@ class LoopStep:
             "on_nonfinite": how.on_nonfinite,
             "scaler": parts.get("scaler") if how.precision == "fp16" else None,
         }
-        if worker.layout.degree > 1:
+        if worker.layout.is_cut:
             shards, is_exact = how.virtual_shards or virtual_shards, how.virtual_shards is not None
             if shards is None:
                 return None

@@ -12,6 +12,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, cast
 
+from elasticflow import events
 from elasticflow.errors import INTERRUPTED, StateError
 from elasticflow.protocol.loop_settings import LoopSettings
 from elasticflow.runtime import worker as life
@@ -239,6 +240,10 @@ def _member(chosen: LoopSettings, place: Path, shard: int | str | Sharding | Non
             worker.layout = layout_of(
                 worker.world_size, worker.rank, worker.sharding.shard, worker.local_world_size
             )
+            if worker.sharding.offload is not None:
+                worker.layout = worker.layout._replace(is_offloaded=worker.device.type != "cpu")
+                if not worker.layout.is_offloaded and worker.rank == 0:
+                    worker.event(events.OFFLOAD_LEFT_OUT)
     except stopping.Leaving:  # asked to exit before all ranks had met
         if is_job:
             raise

@@ -115,7 +115,7 @@ class Run:
         `keep` takes the model or the result. In the loop, call the result and multiply the loss by `batch.share`.
 
         Args:
-            model: Model on `device`.
+            model: Model on `device`; one that is to be offloaded may be on the CPU.
             blocks: With `join(shard=...)`: modules to gather one at a time, such as the layers of a transformer. None: the elements
                 of the model's longest ModuleList.
             options: Options of DistributedDataParallel, such as find_unused_parameters.
@@ -129,7 +129,9 @@ class Run:
                 raise StateError(
                     f"run.wrap has no option {next(iter(options))} for a model that workers share"
                 )
-            replicable.require_on(model, self.device)
+            # A model that is to be offloaded may be larger than the device: sharding moves its blocks there one after the other.
+            if not (self.worker.layout.is_offloaded and all(p.is_cpu for p in model.parameters())):
+                replicable.require_on(model, self.device)
             shard_model(self.worker, model, self.worker.sharding, blocks)
             return model
         if self._loop.gradients is not None:

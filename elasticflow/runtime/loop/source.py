@@ -63,7 +63,7 @@ class Source:
         self.stage, self._seed = stage, stage_seed(worker.seed, stage)
         self._worker, self._gradients, self._options = worker, gradients, options
         self.virtual_shards = None if gradients is None else gradients.virtual_shards
-        if self.virtual_shards is None and worker.layout.degree > 1:
+        if self.virtual_shards is None and worker.layout.is_cut:
             self.virtual_shards = shards_of_batch(size, micro_batch_size, worker.world_size)
         self._micro_batch_size = micro_batch_size
         if gradients is None and (micro_batch_size is not None or shards is not None):
@@ -71,7 +71,7 @@ class Source:
                 "run.batches gives each rank its part of a batch as a whole, read by index",
                 "micro_batch_size and shards need elasticflow.join(gradients=elasticflow.Gradients()); batch.parts cuts a batch",
             )
-        if shards is not None and worker.layout.degree > 1:
+        if shards is not None and worker.layout.is_cut:
             raise StateError(
                 "workers that share a model read samples by index, and not data shards in order",
                 "give run.batches a map-style dataset, without shards=",

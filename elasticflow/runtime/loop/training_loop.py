@@ -154,7 +154,7 @@ class TrainingLoop:
             raise StateError("run.keep was called a second time", "name everything in one call")
         worker = self.worker
         parts = kept.parts_by_name(objects) if self._script is None else kept.parts_of(objects)
-        if worker.layout.degree > 1 and not sharded_modules(parts["model"]):
+        if worker.layout.is_cut and not sharded_modules(parts["model"]):
             raise StateError(
                 f"join(shard={worker.layout.degree}) was called, and the model is not sharded",
                 "run.wrap(model) before the optimizer is made, and before run.keep",

@@ -17,19 +17,36 @@ class Sharding:
         shard: Workers that hold a copy: a number, those of each node, or all of them.
         wrap: Classes of modules to gather one at a time, as "module:Class". Empty: the elements of the longest ModuleList.
         reshard_after_forward: Free gathered parameters after the forward, and gather them again for the backward.
+        offload: "cpu" keeps parameters, gradients and the optimizer's state in the CPU's memory where training is on another device.
     """
 
     shard: int | Literal["node", "all"]
     wrap: tuple[str, ...] = ()
     reshard_after_forward: bool = True
+    offload: Literal["cpu"] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse an *offload* that is not known."""
+        if self.offload not in (None, "cpu"):
+            raise StateError(f"offload={self.offload!r} is no memory to keep parameters in", '"cpu", or None')
 
 
 class ShardLayout(NamedTuple):
-    """Place of a rank among replicas of a model, each of which *degree* consecutive ranks share."""
+    """Place of a rank among replicas of a model, each of which *degree* consecutive ranks share.
+
+    Attributes:
+        is_offloaded: Parameters lie in the CPU's memory, and are moved to the device block by block.
+    """
 
     world_size: int
     rank: int
     degree: int = 1
+    is_offloaded: bool = False
+
+    @property
+    def is_cut(self) -> bool:
+        """True if the model is sharded by `fully_shard`: several ranks share it, or one gathers it from the CPU's memory."""
+        return self.degree > 1 or self.is_offloaded
 
     @property
     def replicas(self) -> int:

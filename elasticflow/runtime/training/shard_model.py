@@ -54,7 +54,8 @@ def shard_model(
 ) -> None:
     """Shard *model* among the ranks of each replica: each block by itself, then the rest. Collective: every rank.
 
-    Each rank has its rows of rank 0's values afterwards, on its device. Where no rank shares a model with another one, it is only moved.
+    Each rank has its rows of rank 0's values afterwards, on its device, or offloaded: in the CPU's memory. Where no rank shares a model
+    with another one, and nothing is offloaded, it is only moved.
 
     Args:
         blocks: Modules to gather one at a time. None: those of *sharding*.
@@ -66,7 +67,7 @@ def shard_model(
     """
     if build is not None:
         _require_same_build(worker, build)
-    if worker.layout.degree == 1 or sharding is None:
+    if sharding is None or not worker.layout.is_cut:
         if build is not None:
             build.fill(model)
         model.to(worker.device)
@@ -92,20 +93,25 @@ def fully_shard_blocks(
 ) -> None:
     """Shard each of *blocks* by itself among the ranks of *group*, then the rest of *model*; *build* fills each in before."""
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
     mesh = DeviceMesh.from_group(group, device_type, mesh_dim_names=("shard",))
+    is_offloaded = sharding.offload is not None and device_type != "cpu"
+    # Pinned memory: a block is on its way to the device while the one before is at work.
+    policy = CPUOffloadPolicy() if is_offloaded else OffloadPolicy()
     marks = {name: dict(vars(parameter)) for name, parameter in model.named_parameters()}
     for module in (*blocks, model):
         if build is not None:
             build.fill(module)
-        cut = fully_shard(module, mesh=mesh, reshard_after_forward=sharding.reshard_after_forward)
+        cut = fully_shard(
+            module, mesh=mesh, reshard_after_forward=sharding.reshard_after_forward, offload_policy=policy
+        )
         if device_type == "cpu":
             # Gloo gathers while this thread waits: another block gathered ahead would only take memory.
             cut.set_modules_to_backward_prefetch([cut])
     for name, parameter in model.named_parameters():
         vars(parameter).update(marks[name])  # such as _no_weight_decay, by which a script makes groups
-    refuse_draws(torch.device(device_type))
+    refuse_draws(torch.device("cpu" if is_offloaded else device_type))
 
 
 def blocks_of(

@@ -93,7 +93,7 @@ class ShardedStep(ReplicatedStep):
             )
         self._carried_like = carried
         self._look = exact.ForwardLook(model)
-        self._calls = _Calls(model)
+        self._calls = _Calls(model, worker.device)
         self._exchange = _Exchange(layout, virtual_shards, worker.rank, self._calls)
         self._exchange.take_all(model)
         flat = self._packed(self._row, carried)
@@ -283,9 +283,9 @@ class _Calls:
         outputs: Differentiable tensors that the calls of this round returned.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
         first: Any = next(model.parameters())
-        self._device, self._group = first.device, first.device_mesh.get_group()
+        self._device, self._group = device, first.device_mesh.get_group()
         self.known: list[tuple[Any, Any]] | None = None
         self._expected: list[int] | None = None
         self._rounds_left = _COMPARED_ROUNDS
@@ -498,11 +498,16 @@ class _Exchange:
 
 
 class _GroupSum:
-    """The parameters that torch gathers and reduces together: what it calls in place of a reduce-scatter, and after it."""
+    """The parameters that torch gathers and reduces together: what it calls in place of a reduce-scatter, and after it.
+
+    On a device torch calls the two on streams of its own. Offloaded gradients it copies to the CPU's memory as soon as `hook` is
+    through, so the total is made there already, on that stream, and no sum stays on the device.
+    """
 
     def __init__(self, exchange: _Exchange, parameters: list[Any], name: str) -> None:
         self._exchange, self._parameters, self.name = exchange, parameters, name
         self.calls = 0
+        self._is_offloaded = False
         degree = exchange.layout.degree
         self._numel = sum(-(-p.shape[0] // degree) * p.numel() // p.shape[0] for p in parameters)
         self._sum: FixedOrderAllReduce | None = None
@@ -516,15 +521,19 @@ class _GroupSum:
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return memory for torch: for the reduced gradients that of the sum, for all others new memory."""
-        if math.prod(size) != self._numel:
-            return torch.empty(*size, dtype=dtype, device=device)
-        if self._sum is None:
-            exchange = self._exchange
-            like = torch.empty(*size, dtype=dtype, device=device)
-            layout = BucketLayout([like], exchange.layout.replicas)
+        exchange, like = self._exchange, self._parameters[0]
+        if math.prod(size) == self._numel and self._sum is None:
+            self._is_offloaded = device.type != like.device.type
+            layout = BucketLayout([torch.empty(*size, dtype=dtype, device=device)], exchange.layout.replicas)
             self._sum = FixedOrderAllReduce(
                 layout, exchange.num_leaves, exchange.layout.holders, exchange.rank
             )
+            if dtype != like.dtype:
+                raise self._elsewhere()
+        # A rank that holds all rows reduces nothing: torch copies the gradients of each round to where they would be reduced.
+        if math.prod(size) != self._numel or exchange.layout.degree == 1:
+            return torch.empty(*size, dtype=dtype, device=device)
+        assert self._sum is not None
         return self._sum.memory()[0]
 
     def __call__(
@@ -537,11 +546,7 @@ class _GroupSum:
     ) -> None:
         """Give each rank of the replica the rows that it holds, and receive this rank's rows."""
         del op, async_op
-        if output_tensor.numel() != self._numel:
-            raise StateError(
-                f"a trained parameter of {self.name} takes no part in the loss of a virtual shard",
-                "freeze parameters that no loss depends on, requires_grad_(False); a sharded model uses all others in each forward",
-            )
+        self._require_all(output_tensor)
         rows = input_tensor.view(self._exchange.layout.degree, -1)
         if not self._exchange.counts:
             rows.zero_()
@@ -551,20 +556,33 @@ class _GroupSum:
     def hook(self, output: Tensor) -> None:
         """Add what came; torch makes the parameters' gradients of *output*, in which the total lies after `finish`."""
         exchange, got = self._exchange, self._got
-        assert got is not None
+        if got is None:
+            self._require_all(output)
+            got = output.view(1, -1)
+            if not exchange.counts:
+                got.zero_()
         assert self._sum is not None
         self._got = None
+        _keep_for_this_stream(got)
         for place, leaf in enumerate(exchange.leaves):
             self._sum.push(leaf, [got[place]])
         self.calls += 1
-        if exchange.is_last:
+        if exchange.is_last and self._is_offloaded:
+            (total,) = self._sum.total()
+            if total.data_ptr() != output.data_ptr():
+                output.copy_(total)
+            _keep_for_this_stream(output)
+            self._sum.release()
+        elif exchange.is_last:
             self._output = output
             self._sum.send_rest()
-        else:
+        elif exchange.layout.degree > 1:
             self._sum.leave(got)
 
     def finish(self) -> None:
         """Have the total in the parameters' gradients."""
+        if self._is_offloaded:
+            return
         assert self._sum is not None
         assert self._output is not None
         (total,) = self._sum.total()
@@ -573,13 +591,29 @@ class _GroupSum:
             self._output.copy_(total)
         for parameter in self._parameters:
             if parameter.grad is None or local_of(parameter.grad).untyped_storage().data_ptr() != memory:
-                raise StateError(
-                    f"torch keeps the gradients of {self.name} elsewhere than it reduces them",
-                    "leave offload and mixed-precision policies out of fully_shard",
-                )
+                raise self._elsewhere()
         self._output = None
         # The gradients alone hold the memory now: it is free once they are, and the next forward does without.
         self._sum.release()
+
+    def _require_all(self, reduced: Tensor) -> None:
+        if reduced.numel() != self._numel:
+            raise StateError(
+                f"a trained parameter of {self.name} takes no part in the loss of a virtual shard",
+                "freeze parameters that no loss depends on, requires_grad_(False); a sharded model uses all others in each forward",
+            )
+
+    def _elsewhere(self) -> StateError:
+        return StateError(
+            f"torch keeps the gradients of {self.name} elsewhere than it reduces them",
+            "leave mixed-precision policies out of fully_shard",
+        )
+
+
+def _keep_for_this_stream(tensor: Tensor) -> None:
+    """Have the memory of *tensor*, made on another stream, be given to nobody before this one is through with it."""
+    if tensor.device.type != "cpu":
+        tensor.record_stream(torch.accelerator.current_stream(tensor.device))
 
 
 def _own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:

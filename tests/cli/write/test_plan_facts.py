@@ -114,6 +114,10 @@ def sharded(shard: int | str, low: int, high: int, per_node: int | str, **more: 
             sharded(2, 1, 2, "auto"),
             f"a copy of the model on 2 workers, {BLOCKS}; trains on numbers of nodes whose workers it divides; with others the rest wait as spares",
         ),
+        (
+            sharded(2, 1, 1, 4, offload="cpu"),
+            f"a copy of the model on 2 workers, {BLOCKS}; its parts are in the CPU's memory, the optimizer moves there; workers without an accelerator leave that out",
+        ),
     ],
 )
 def test_shards_are_told_with_the_nodes_that_can_train(job: Any, words: str) -> None:
@@ -149,6 +153,20 @@ def test_memory_of_a_worker_is_told_at_each_degree() -> None:
     assert lines[-2] == (
         "a worker at 4 4.5 MB 1.0 MB parameters, 1.0 MB gradients, 2.0 MB the optimizer's and other state, 500.0 kB 5 blocks whole"
     )
+
+
+def test_memory_of_an_offloaded_worker_is_told_for_its_device_and_for_the_cpu() -> None:
+    """Blocks are gathered with one worker to a copy, too."""
+    job = sharded(1, 1, 1, 1, offload="cpu")
+    known = Knowledge(
+        parameters=Known(10**6, ""), snapshot_bytes=Known(12 * 10**6, ""), block_bytes=Known(10**5, "")
+    )
+    lines = [" ".join(line.split()) for line in figures_table(job, known, forecast(job, known), None)]
+    assert lines[-3:] == [
+        "a worker's device at 1 4.5 MB 4.0 MB sums of gradients, 500.0 kB 5 blocks whole",
+        "in the CPU's memory 16.0 MB 4.0 MB parameters, 4.0 MB gradients, 8.0 MB the optimizer's and other state",
+        "staging 12.0 MB of each of 1 worker, for a snapshot",
+    ]
 
 
 def test_the_size_of_a_snapshot_is_about_what_a_run_writes() -> None:

@@ -187,6 +187,16 @@ def test_threads_matter_where_bits_are_promised() -> None:
         assert [("train.threads", weight)] == [(d.key, d.weight) for d in compare(old, new)]
 
 
+def test_the_optimizers_device_matters_where_bits_are_promised() -> None:
+    """A GPU and a CPU may round differently."""
+    for mode, weight in (("batch", "harmless"), ("exact", "trajectory")):
+        jobs = (
+            make_job(train__consistency=mode, parallel__shard=2, parallel__offload=each)
+            for each in (None, "cpu")
+        )
+        assert [("parallel.offload", weight)] == [(d.key, d.weight) for d in compare(*jobs)]
+
+
 def test_true_is_not_one() -> None:
     """A value that became another type of the same size is a difference."""
     old, new = make_job(model__args={"bias": True}), make_job(model__args={"bias": 1})

@@ -19,7 +19,7 @@ KEYS = {
     "hooks": "on_start on_step on_evaluation on_snapshot on_finish",
     "train": "epochs steps precision tf32 channels_last compile gradient_checkpointing ema threads on_nonfinite consistency virtual_shards compare_replicas time_limit stop_when",
     "ddp": "find_unused_parameters sync_batchnorm bucket_cap_mb gradient_as_bucket_view",
-    "parallel": "shard wrap reshard_after_forward init",
+    "parallel": "shard wrap reshard_after_forward init offload",
     "env": "",  # names of the job's own
     "nodes": "min max nproc_per_node device endpoint interface token_file",
     "restarts": "budget refill hang_timeout warm",

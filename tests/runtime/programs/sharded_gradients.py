@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -13,7 +14,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import elasticflow as ef
+from elasticflow.runtime.process import devices, process_group
+from elasticflow.runtime.state import codec
 from elasticflow.runtime.training.gradient_checkpointing import checkpoint_activations
+from tests.pretended_device import DEVICE, pretended
 from tests.runtime.programs import dying
 from tests.runtime.programs.sharded_parts import WORDS, Net, Sentences
 
@@ -30,6 +34,11 @@ parser.add_argument("--precision", default="fp32")
 parser.add_argument("--norms", action="store_true", help="BatchNorm in the last layer")
 parser.add_argument("--checkpointed", action="store_true", help="activations of blocks are computed again")
 parser.add_argument("--compiled", action="store_true", help="blocks are compiled")
+parser.add_argument(
+    "--offload",
+    action="store_true",
+    help="keeps parts in the CPU's memory; ELASTICFLOW_DEVICE=lazy is the pretended device",
+)
 parser.add_argument(
     "--thaw-at",
     type=int,
@@ -125,12 +134,18 @@ class NoisySentences(Sentences):
         return words, int(words.sum()) % WORDS
 
 
+device = ExitStack()  # to the end of the process
+if os.environ.get("ELASTICFLOW_DEVICE") == DEVICE.type:
+    device.enter_context(pretended())
+    devices.choose_device = lambda *_: DEVICE
+    process_group._backend = lambda *_: "gloo"
+    vars(codec)["refusal"] = lambda *_, **__: None  # of a class that torch does not know
 run = ef.join(
     seed=7,
     every=args.every,
     threads=1,
     gradients=ef.Gradients(precision=args.precision, virtual_shards=args.virtual_shards or None),
-    **({"shard": args.shard} if args.shard else {}),
+    shard=ef.Sharding(args.shard, offload="cpu" if args.offload else None) if args.shard else None,
 )
 torch.manual_seed(5)
 with torch.device("meta" if args.odd == "meta" else "cpu"):
@@ -142,6 +157,9 @@ if args.compiled:
         each.compile()
 if args.thaw_at:
     model.get_submodule("blocks").requires_grad_(requires_grad=False)
+if run.device == DEVICE:
+    model.to(run.device)
+    model.get_submodule("head").weight = model.get_submodule("embed").weight  # tied again
 if args.shard:
     model = run.wrap(model, **({"blocks": []} if args.odd == "list" else {}))
 trained = [p for p in model.parameters() if p.requires_grad or args.thaw_at]

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from elasticflow.errors import StateError
+from elasticflow.runtime.data.index_loader import Batch
+from elasticflow.runtime.process.position import Position
 from elasticflow.runtime.process.shard_layout import Sharding, ShardLayout, layout_of
+from elasticflow.runtime.process.sharded_tensors import local_of
 from elasticflow.runtime.state.tensors import BY_NAME
+from elasticflow.runtime.training.exact import ExactStep
+from elasticflow.runtime.training.exact_norm import exact_norm
+from elasticflow.runtime.training.modes import evaluating
 from elasticflow.runtime.training.shard_model import fully_shard_blocks
-from elasticflow.runtime.training.sharded_step import _Calls, _GroupSum
+from elasticflow.runtime.training.sharded_step import ShardedStep, _Calls, _GroupSum
 from elasticflow.snapshots.read import load
+from tests.pretended_device import Stream, pretended
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +43,8 @@ def came_to(group: Group) -> tuple[dict[str, bytes], list[Any]]:
     for key, whole in content.manifest.whole.items():
         tensor = torch.empty(whole.shape, dtype=BY_NAME[whole.dtype])
         content.read_into(key, tensor.view(-1).view(torch.uint8).numpy().data)
-        found[key] = tensor.view(-1).view(torch.uint8).numpy().tobytes()
+        # Scalars are named by their device.
+        found[key.replace("/lazy", "/cpu")] = tensor.view(-1).view(torch.uint8).numpy().tobytes()
     steps: dict[int, Any] = {}
     for generation in range(1, manifest.generation + 1):
         for line in group.lines("step", generation=generation):
@@ -56,22 +67,30 @@ def test_layouts() -> None:
     assert (3, 6) == (layout_of(6, 0, "node", 3).degree, layout_of(6, 0, "all", 3).degree)
     with pytest.raises(StateError, match="6 workers cannot be shared out among replicas of 4"):
         layout_of(6, 0, 4, 6)
+    with pytest.raises(StateError, match="offload='disk' is no memory to keep parameters in"):
+        Sharding(2, offload="disk")  # type: ignore[arg-type]
+
+
+def first_of_two(parameter: torch.nn.Parameter) -> _GroupSum:
+    """Return the sum of a parameter's gradients on the first of two ranks that share it, as its only round begins."""
+    exchange: Any = SimpleNamespace(
+        layout=ShardLayout(2, 0, 2), num_leaves=1, rank=0, leaves=range(1), is_last=True
+    )
+    added = _GroupSum(exchange, [parameter], "block 0")
+    added.begin()
+    return added
 
 
 def test_gradients_that_are_set_to_none_leave_no_memory_behind() -> None:
     """Their rows are memory of the sum's, which the next forward would otherwise have to do without."""
-    exchange: Any = SimpleNamespace(
-        layout=ShardLayout(1, 0, 1), num_leaves=1, rank=0, leaves=range(1), is_last=True
-    )
-    parameter = torch.nn.Parameter(torch.ones(4, 3))
-    added = _GroupSum(exchange, [parameter], "block 0")
-    added.begin()
-    rows = added.allocate((12,), dtype=torch.float32, device=torch.device("cpu"))
-    added._got = torch.arange(12.0).view(1, 12)
+    parameter = torch.nn.Parameter(torch.ones(1, 3))
+    added = first_of_two(parameter)
+    rows = added.allocate((3,), dtype=torch.float32, device=torch.device("cpu"))
+    added._got = torch.arange(6.0).view(2, 3)
     added.hook(rows)
-    parameter.grad = rows.view(4, 3)
+    parameter.grad = rows.view(1, 3)
     added.finish()
-    assert parameter.grad.tolist() == torch.arange(12.0).view(4, 3).tolist()
+    assert parameter.grad.tolist() == [[0.0, 1.0, 2.0]]
     memory: Any = StorageWeakRef(rows.untyped_storage())  # type: ignore[no-untyped-call]
     del rows
     assert not memory.expired()
@@ -83,12 +102,80 @@ def test_outputs_are_let_go_before_the_backward(alone: Any) -> None:
     """A loss needs no scores of words any more, which may be the largest tensor of all."""
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     fully_shard_blocks(model, [model[0]], alone, "cpu", Sharding(1))
-    calls = _Calls(model)
+    calls = _Calls(model, torch.device("cpu"))
     calls.begin()
     model(torch.ones(1, 2))
     assert len(calls.outputs) == 1
     calls.end_forwards()
     assert calls.outputs == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_memory_that_another_stream_still_reads_is_given_to_nobody(seed: int) -> None:
+    """Torch exchanges gradients on one stream, and calls the hook, and copies to the host, on another one; block after block."""
+    arrived = []
+    with pretended(seed) as device:
+        exchanging, adding = Stream(), Stream()
+        for number in range(6):
+            added = first_of_two(torch.nn.Parameter(torch.ones(1, 3)))
+            with exchanging:
+                torch.zeros(16).to(device.device)  # as large as the block's sum
+                rows = added.allocate((3,), dtype=torch.float32, device=device.device)
+                added._got = torch.full((2, 3), float(number)).to(device.device)
+            adding.hold_until(exchanging.record_event())
+            with adding:
+                added.hook(rows)
+                arrived.append(rows.to("cpu", non_blocking=True))
+            del rows, added
+            device.run_some()
+        adding.synchronize()
+        assert [total.tolist() for total in arrived] == [[float(number)] * 3 for number in range(6)]
+
+
+def trained(me: Any, group: Any, device: torch.device, offload: Literal["cpu"] | None) -> list[Any]:
+    """Return each step's loss and norm, then all parameters and the optimizer's state: one rank, four virtual shards."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)) for _ in range(3)))
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))  # type: ignore[no-untyped-call]
+    me.device, me.sharding = device, Sharding(1, offload=offload)
+    for net in (model.to(device), average.module.to(device)) if offload is not None else ():
+        fully_shard_blocks(net, list(net.children()), group, device.type, me.sharding)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    kind = ExactStep if offload is None else ShardedStep
+    exact: Any = {} if offload is None else {"is_exact": True}
+    step = kind(
+        me, model, lambda net, data: net(data).square().mean(), virtual_shards=4, precision="fp32", on_nonfinite="stop", **exact
+    )  # fmt: skip
+    found: list[Any] = []
+    for number in range(6, 9):
+        pieces = [(torch.randn(4, 8).to(device), 4) for _ in range(4)]
+        end = Position(number, 16 * number, 0, 16 * number, False)
+        found.append(step.forward_backward(Batch(16, end, list(range(4)), iter(pieces))))
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        found.append(exact_norm(gradients).tolist())
+        optimizer.step()
+        optimizer.zero_grad()
+        average.update_parameters(model)
+        with torch.no_grad(), evaluating(average):
+            found.append(average.module(torch.randn(2, 8).to(device)).tolist())
+    state = [optimizer.state[parameter] for parameter in model.parameters()]
+    tensors = [
+        *average.module.parameters(),
+        *model.parameters(),
+        *model.buffers(),
+        *(t for each in state for t in each.values()),
+    ]
+    assert offload is None or {p.device.type for p in (*model.parameters(), *tensors[-4:])} == {"cpu"}
+    return [*found, *(local_of(tensor).detach().cpu().tolist() for tensor in tensors)]
+
+
+def test_an_offloaded_model_has_the_bits_of_one_that_is_not(me: Any, alone: Any) -> None:
+    """Parameters, gradients and the optimizer's state are in the CPU's memory, and blocks are computed on the device."""
+    del alone  # exact mode refuses collectives of the default group in a forward
+    expected = trained(me, group := dist.new_group([0]), torch.device("cpu"), None)
+    with pretended() as device:
+        assert trained(me, group, device.device, "cpu") == expected
+    torch.use_deterministic_algorithms(mode=False)
 
 
 @e2e
@@ -146,12 +233,21 @@ def test_blocks_that_are_computed_again_or_compiled(
 
 @e2e
 def test_killed_drained_and_resumed_at_other_degrees(groups: Callable[..., Group]) -> None:
-    """Two share a model, one is killed; four in two replicas, drained; three to the end: the bits of one undisturbed rank."""
+    """Two share a model, one is killed; four in two replicas, drained; three to the end: the bits of one undisturbed rank.
+
+    All but the first offload their parts; the four have no device, say so, and leave it out.
+    """
     whole, parts = groups("whole", PROGRAM), groups("parts", PROGRAM)
     assert [0] == whole.run(1, "--shard", "1", "--clip").codes
-    assert -9 == parts.run(2, "--shard", "2", "--clip", "--kill-at", "6", ends=False).codes[0]
-    assert [0] * 4 == parts.run(4, "--shard", "2", "--clip", "--term-at", "7").codes
-    assert [0] * 3 == parts.run(3, "--shard", "3", "--clip").codes
+    options = ("--clip", "--offload")
+    parts.environment |= {"ELASTICFLOW_ACCEPT_DRIFT": "1", "ELASTICFLOW_DEVICE": "lazy"}
+    assert -9 == parts.run(2, "--shard", "2", *options, "--kill-at", "6", ends=False).codes[0]
+    parts.environment["ELASTICFLOW_DEVICE"] = "cpu"
+    assert [0] * 4 == parts.run(4, "--shard", "2", *options, "--term-at", "7").codes
+    assert len(parts.lines("offload.left_out", generation=2)) == 1
+    parts.environment["ELASTICFLOW_DEVICE"] = "lazy"
+    assert [0] * 3 == parts.run(3, "--shard", "3", *options).codes
+    assert parts.lines("offload.left_out", generation=3) == []
     expected, found = came_to(whole), came_to(parts)
     assert expected[0] == found[0]
     assert expected[1] == found[1]
