@@ -1,20 +1,24 @@
-"""Commands (`python -m elasticflow ...`) as forks of one interpreter for all tests, which has imported what they need.
+"""Programs of elasticflow as forks of one interpreter for all tests, which has imported what they need.
 
 In each launch a fresh interpreter spends 0.4 s of CPU on the imports of the command, and the fork server more than 1 s on that
-of torch. Here `run` and `resume` fork the agent that waits ahead, and that agent its fork server, where otherwise they exec
-them, as the first thing that they do. That agent forks its writer, and `verify` the processes of its launches. Every process
-is its parent's child, with descriptors, variables, signals, streams, command line and session of its own (tests/test_forked.py
-compares them), and forks or execs all others as always: workers, agents of other nodes, and agents that follow one that was
-killed, with their fork servers and writers.
+of torch; a writer of snapshots 0.4 s, the child process of `--deep` 2 s. Inside `forks()` each command, writer and such child
+that `subprocess` starts is a fork that this process adopts: its child, then, like one that was exec'd. `run` and `resume` fork
+the agent that waits ahead, and that agent its fork server, as the first thing that they do; that agent forks its writer, and
+`verify` the processes of its launches. Agents of other nodes, and those that follow one that was killed, are forks of a server
+that a command which trains forks before it has threads. Every process has descriptors, variables, signals, streams, command
+line and session of its own (tests/test_forked.py compares them), and forks or execs all others as always.
 
-What is lost: all launches of a process of pytest have one order of hashed strings, and the modules that any of them needs are
-imported in each. `Project.fresh`, commands on terminals and hosts, and all that is no test, have interpreters of their own.
+What is lost: all launches of a process of pytest have one order of hashed strings and one list of installed packages, and the
+modules that any of them needs are imported in each. `Project.fresh`, commands on terminals and hosts, and all that is no test,
+have interpreters of their own.
 """
 
 from __future__ import annotations
 
 import atexit
 import ctypes
+import faulthandler
+import fcntl
 import gc
 import importlib
 import io
@@ -23,7 +27,6 @@ import logging
 import os
 import pkgutil
 import runpy
-import select
 import signal
 import socket
 import struct
@@ -31,19 +34,24 @@ import subprocess
 import sys
 import tempfile
 import threading
-from contextlib import suppress
+import time
+from contextlib import contextmanager
 from functools import cache, partial
+from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import IO, NoReturn
+    from collections.abc import Iterator, Mapping, Sequence
+    from typing import NoReturn
 
 ROOT = Path(__file__).parents[1]
-_HELPERS = ("elasticflow.launcher.agent.main", "elasticflow.launcher.fork_server.server")
-_OTHERS = ("elasticflow.trials.launch_process", "elasticflow.snapshots.writer.main")
-_PROGRAMS = ("elasticflow.__main__", *_HELPERS, *_OTHERS)
+WRITER = "elasticflow.snapshots.writer.main"
+_STARTED = frozenset({"elasticflow", WRITER, "elasticflow.deep.child.main"})  # by tests
+_OPTIONS = frozenset({"-P", "-X", "faulthandler"})
+_AGENT, _SERVER = "elasticflow.launcher.agent.main", "elasticflow.launcher.fork_server.server"
+_LAUNCH = "elasticflow.trials.launch_process"
+_PROGRAMS = ("elasticflow.__main__", _AGENT, _SERVER, _LAUNCH, WRITER)
 _NOT_IMPORTED = (
     "elasticflow.runtime",
     "elasticflow.deep",
@@ -54,71 +62,106 @@ _READ_AT_START = (
     *("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "TZ"),
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH", "PYTORCH", "CUDA", "NVIDIA", "NCCL", "GLOO"),
 )
+# As a launch sets them in every process that imports torch.
+_OF_LAUNCHES = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+}
 _LARGEST = 1 << 17  # bytes of a request
+_MOST_DESCRIPTORS, _HIGH_DESCRIPTOR = 16, 200
+_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
+_INSTALLED = sys.path[2:]  # behind this file's folder and ours
+_KEPT: list[object] = []  # what must stay as it is as long as the process lives
 
 
-class Command:
-    """A command that was forked; it has what tests need of `subprocess.Popen`.
+@contextmanager
+def forks() -> Iterator[None]:
+    """Have the programs of `_STARTED` be forks, and children of this process, if `subprocess` starts them inside the `with`.
 
-    Attributes:
-        returncode: Its exit code, negative for a signal; None as long as neither `poll` nor `wait` has seen its end.
+    On Linux alone; and a program whose variables only a fresh interpreter reads has such an interpreter.
+
+    Source: CPython, Lib/subprocess.py, `Popen._execute_child`; 3.11 to 3.14.
     """
+    module: Any = subprocess
+    start_anew = module._fork_exec
 
-    def __init__(self, pid: int, end: int) -> None:
-        self.pid, self._end = pid, end
-        self.returncode: int | None = None
+    def start(argv: Sequence[str], *rest: Any) -> int:
+        python, *words = map(os.fsdecode, argv)
+        options, _, program = _parted(words)
+        if sys.platform == "linux" and python == sys.executable and program in _STARTED:
+            server, its_variables = _server()
+            if _OPTIONS.issuperset(options) and _suit(_given(rest).variables, its_variables):
+                return _adopted(server, words, rest)
+        return int(start_anew(argv, *rest))
 
-    def poll(self) -> int | None:
-        """Return its exit code, or None while it runs."""
-        return self._look(0)
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Return its exit code once it has ended.
-
-        Raises:
-            subprocess.TimeoutExpired: it still runs after *timeout* seconds.
-        """
-        if (code := self._look(timeout)) is None:
-            raise subprocess.TimeoutExpired("elasticflow", timeout or 0)
-        return code
-
-    def send_signal(self, number: int) -> None:
-        """Send it a signal, unless it has ended."""
-        if self.poll() is None:
-            with suppress(ProcessLookupError):  # its exit code is under way
-                os.kill(self.pid, number)
-
-    def terminate(self) -> None:
-        """Send SIGTERM, unless it has ended."""
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """Send SIGKILL, unless it has ended."""
-        self.send_signal(signal.SIGKILL)
-
-    def _look(self, timeout: float | None) -> int | None:
-        if self.returncode is None and select.select([self._end], [], [], timeout)[0]:
-            self.returncode = int(os.read(self._end, 16))
-            os.close(self._end)
-        return self.returncode
+    module._fork_exec = start
+    try:
+        yield
+    finally:
+        module._fork_exec = start_anew
 
 
-def start(
-    arguments: Sequence[str], *, cwd: Path, environment: Mapping[str, str], stdout: IO[str], stderr: IO[str]
-) -> Command | None:
-    """Start a command in a session of its own, without input; return None if only a fresh interpreter suits *environment*."""
-    server, its_environment = _server()
-    if _read_at_start(environment) != _read_at_start(its_environment):
-        return None
-    request = {"arguments": list(arguments), "cwd": str(cwd), "environment": dict(environment)}
-    read, write = os.pipe()
-    socket.send_fds(server, [json.dumps(request).encode()], [stdout.fileno(), stderr.fileno(), write])
-    os.close(write)
-    return Command(int(server.recv(16)), read)
+def _suit(variables: Mapping[str, str], its_variables: Mapping[str, str]) -> bool:
+    """Return whether a server that started with *its_variables* has read what a fresh interpreter would read of *variables*."""
+    return all(
+        variables.get(name) in (its_variables.get(name), _OF_LAUNCHES.get(name))
+        for name in {*its_variables, *variables}
+        if name.startswith(_READ_AT_START)
+    )
 
 
-def _read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
-    return {key: value for key, value in environment.items() if key.startswith(_READ_AT_START)}
+def _adopted(server: socket.socket, words: Sequence[str], rest: Sequence[Any]) -> int:
+    """Return the process id of a fork of *server*, a child of this process, that runs Python's command line *words*.
+
+    Source: prctl(2), PR_SET_CHILD_SUBREAPER: a process below this one whose parent ends becomes its child.
+
+    Args:
+        rest: Arguments of `subprocess._fork_exec`, from the second on.
+    """
+    given = _given(rest)
+    request = {
+        "words": words,
+        "variables": given.variables,
+        "cwd": str(Path.cwd()) if rest[3] is None else os.fsdecode(rest[3]),
+        "keep": given.keep,
+        "leads": given.leads,
+        "blocked": [int(each) for each in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
+        "parent": os.getpid(),
+    }
+    libc = ctypes.CDLL(None)
+    libc.prctl(_SUBREAPER, 1, 0, 0, 0)
+    try:
+        socket.send_fds(server, [json.dumps(request).encode()], [*given.streams, *given.keep])
+        return int(server.recv(16))
+    finally:
+        libc.prctl(_SUBREAPER, 0, 0, 0, 0)
+
+
+def _parted(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str], str]:
+    """Return the options of Python's command line *words*, and the arguments and name of the module that it runs, if any."""
+    if "-m" not in words[:-1]:
+        return words, (), ""
+    at = words.index("-m")
+    return words[:at], words[at + 2 :], words[at + 1]
+
+
+class _Given(NamedTuple):
+    """What `subprocess` hands over to a process: descriptors, variables, if a session begins with it."""
+
+    keep: list[int]
+    streams: list[int]
+    variables: dict[str, str]
+    leads: bool
+
+
+def _given(rest: Sequence[Any]) -> _Given:
+    _, _, keep, _, variables, stdin, _, _, stdout, _, stderr, _, told, _, leads = rest[:15]
+    streams = [number if each == -1 else each for number, each in enumerate((stdin, stdout, stderr))]
+    environment = dict(os.fsdecode(each).split("=", 1) for each in variables)
+    return _Given([each for each in keep if each != told], streams, environment, bool(leads))
 
 
 @cache
@@ -132,8 +175,7 @@ def _server() -> tuple[socket.socket, dict[str, str]]:
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            # As a fork server has them.
-            env={**environment, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            env={**environment, **_OF_LAUNCHES},
         )
     atexit.register(process.wait)
     atexit.register(ours.close)  # called first
@@ -152,37 +194,51 @@ def _import_everything() -> None:
         if module.name not in _PROGRAMS and not module.name.startswith(_NOT_IMPORTED):
             importlib.import_module(module.name)
     require_job(ROOT / "jobs" / "mnist.toml").job.model_dump()
+    # Each launch would look through all installed packages, for 0.25 s.
+    installed: Any = metadata
+    installed.packages_distributions = cache(metadata.packages_distributions)
+    metadata.packages_distributions()
 
 
 def _serve(connection: socket.socket) -> NoReturn:
-    """Fork a command for each request, and write its exit code into the pipe that came with it."""
-    wake_read, wake_write = os.pipe()
-    os.set_blocking(wake_write, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-    ends: dict[int, int] = {}
+    """Fork a program for each request, hand it over to the process that asks, and tell its process id."""
     while True:
-        ready = select.select([connection.fileno(), wake_read], [], [])[0]
-        if wake_read in ready:
-            os.read(wake_read, 4096)
-            while ends and (reaped := os.waitpid(-1, os.WNOHANG))[0]:
-                os.write(ends[reaped[0]], str(os.waitstatus_to_exitcode(reaped[1])).encode())
-                os.close(ends.pop(reaped[0]))
-        if connection.fileno() in ready:
-            message, descriptors, *_ = socket.recv_fds(connection, _LARGEST, 3)
-            if not message:
+        message, descriptors, *_ = socket.recv_fds(connection, _LARGEST, _MOST_DESCRIPTORS)
+        if not message:
+            os._exit(0)
+        request = json.loads(message)
+        if "AWS_ENDPOINT_URL" in request["variables"]:
+            importlib.import_module("s3fs")  # nearly 1 s of CPU in each process that reaches a bucket
+        if (between := os.fork()) == 0:
+            between = os.getpid()
+            if os.fork():
                 os._exit(0)
-            stdout, stderr, end = descriptors
-            if (pid := os.fork()) == 0:
-                os.setsid()
-                request = json.loads(message)
-                os.chdir(request["cwd"])
-                words, variables = request["arguments"], request["environment"]
-                _become("elasticflow", words, variables, (0, stdout, stderr), folder=[request["cwd"]])
-            ends[pid] = end
-            os.close(stdout)
-            os.close(stderr)
-            connection.send(str(pid).encode())
+            while os.getppid() == between:
+                time.sleep(0.0002)
+            if os.getppid() != request["parent"]:  # which has ended
+                os._exit(1)
+            connection.send(str(os.getpid()).encode())
+            _begin(request, descriptors)
+        os.waitpid(between, 0)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _begin(request: Mapping[str, Any], descriptors: Sequence[int]) -> NoReturn:
+    """Be the program that is asked for."""
+    # Away from the numbers that they are to have.
+    high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, _HIGH_DESCRIPTOR) for descriptor in descriptors]
+    for number, descriptor in zip((0, 1, 2, *request["keep"]), high, strict=True):
+        os.dup2(descriptor, number)
+    os.chdir(request["cwd"])
+    if request["leads"]:
+        os.setsid()
+    signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
+    options, arguments, program = _parted(request["words"])
+    if "faulthandler" in options:
+        faulthandler.enable()
+    folder = () if "-P" in options else [request["cwd"]]
+    _become(program, arguments, request["variables"], (0, 1, 2), keep=request["keep"], folder=folder)
 
 
 def _become(
@@ -202,10 +258,7 @@ def _become(
 
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
-    last = 2
-    for kept in (*sorted(keep), os.sysconf("SC_OPEN_MAX")):
-        os.closerange(last + 1, kept)
-        last = kept
+    _close_all_but(keep)
     for kept in keep:
         os.set_inheritable(kept, True)
     signal.set_wakeup_fd(-1)
@@ -236,18 +289,49 @@ def _become(
         )
         setattr(sys, name, wrapped)
     if _is_named(program, words, variables):
-        _fork_helpers()
+        trains = program == _LAUNCH or (program == "elasticflow" and words[:1] in (["run"], ["resume"]))
+        fork_helpers((_AGENT, _SERVER), (_LAUNCH, WRITER), _own_server(variables) if trains else None)
     end_with(partial(_run, program))
+
+
+def _close_all_but(keep: Sequence[int]) -> None:
+    last = 2
+    for kept in (*sorted(keep), os.sysconf("SC_OPEN_MAX")):
+        os.closerange(last + 1, kept)
+        last = kept
+
+
+def _own_server(variables: Mapping[str, str]) -> socket.socket:
+    """Return the connection to a server that is forked from this process while it has one thread, and ends with it."""
+    from elasticflow.system.processes import die_with_parent
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    parent = os.getpid()
+    if os.fork() == 0:
+        die_with_parent(parent)
+        gc.freeze()
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for number in range(3):
+            os.dup2(nothing, number)
+        _close_all_but([theirs.fileno()])
+        _is_named("tests.command_line", (), variables)
+        _serve(theirs)
+    theirs.close()
+    return ours
 
 
 def _run(program: str) -> None:
     runpy.run_module(program, run_name="__main__", alter_sys=True)
 
 
-def _fork_helpers() -> None:
-    """Have this process fork its first child, if that is an agent or a fork server, its writers, and the launches of trials.
+def fork_helpers(first: Sequence[str], others: Sequence[str], server: socket.socket | None = None) -> None:
+    """Have this process fork, as long as it has one thread, its first child if it is one of *first*, and any of *others*.
 
-    Source: CPython, Lib/subprocess.py, `Popen._execute_child`; 3.11 to 3.14.
+    Source: as `forks`.
+
+    Args:
+        server: Forks agents besides, if there is one.
     """
     module: Any = subprocess
     start_anew = module._fork_exec
@@ -256,21 +340,22 @@ def _fork_helpers() -> None:
     def start(argv: Sequence[str], *rest: Any) -> int:
         nonlocal started
         is_first, started = not started, True
-        python, isolated, _, program, *words = (*map(os.fsdecode, argv), *[""] * 4)
-        is_forked = program in _OTHERS or (is_first and program in _HELPERS)
-        if (python, isolated) != (sys.executable, "-P") or not is_forked or threading.active_count() > 1:
+        python, *words = map(os.fsdecode, argv)
+        options, arguments, program = _parted(words)
+        is_forked = program in others or (is_first and program in first)
+        if python != sys.executable or [*options] != ["-P"]:
             return int(start_anew(argv, *rest))
-        _, _, keep, _, variables, stdin, _, _, stdout, _, stderr, _, told, _, new_session = rest[:15]
+        if not is_forked or threading.active_count() > 1:
+            if server is not None and program == _AGENT:
+                return _adopted(server, words, rest)
+            return int(start_anew(argv, *rest))
         if (pid := os.fork()) == 0:
             gc.freeze()  # what is garbage by now must not close the descriptors of others
             module._fork_exec = start_anew
-            if new_session:
+            given = _given(rest)
+            if given.leads:
                 os.setsid()
-            environment = dict(os.fsdecode(each).split("=", 1) for each in variables)
-            given = enumerate((stdin, stdout, stderr))
-            streams = [number if each == -1 else each for number, each in given]
-            kept = [each for each in keep if each != told]
-            _become(program, words[: len(argv) - 4], environment, streams, keep=kept)
+            _become(program, arguments, given.variables, given.streams, keep=given.keep)
         return pid
 
     module._fork_exec = start
@@ -304,8 +389,6 @@ def _is_named(program: str, words: Sequence[str], variables: Mapping[str, str]) 
 
 
 if __name__ == "__main__":
-    _INSTALLED = sys.path[2:]  # behind this file's folder and ours
-    _KEPT: list[object] = []  # what must stay as it is as long as the process lives
     gc.disable()
     _import_everything()
     gc.freeze()

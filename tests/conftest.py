@@ -5,18 +5,22 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gc
+import itertools
 import os
 import pickle
+import re
 import signal
 import sys
 import uuid
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import run_folders, servers
+from tests.bytecode import write_from_the_end
 from tests.forked import ForkedPrograms
 from tests.guards import Guard, temporary_folders
 from tests.places import make_place
@@ -54,6 +58,7 @@ os.register_at_fork(after_in_child=gc.freeze)
 T = TypeVar("T")
 
 GUARD = Guard()
+_numbers = itertools.count()  # of temporary folders
 STORY_S = 900  # a guard alone: no test of a slower tier reaches it, however busy the machine is
 TIERS = ("nightly", "e2e", "integration", "campaign", "gpu")  # every other test is a unit test
 
@@ -70,10 +75,16 @@ def pytest_configure() -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[None]:
-    """Do without the collector while modules of tests are imported: they stay, and it takes a fifth of the time."""
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """Do without the collector while modules of tests are imported: they stay, and it takes a fifth of the time.
+
+    If all tests are collected, the second process of pytest-xdist begins with the bytecode of the last modules.
+    """
     gc.disable()
     try:
+        are_all = session.config.args_source is pytest.Config.ArgsSource.TESTPATHS
+        if are_all and os.environ.get("PYTEST_XDIST_WORKER") == "gw1":
+            write_from_the_end(Path(__file__).parent, session.config)
         return (yield)
     finally:
         gc.enable()
@@ -114,6 +125,13 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         return result
     with GUARD.watch(*temporary_folders(item.config)):
         return (yield)
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a new folder of this test's own. To find a free name, pytest's fixture would look at those of all tests before."""
+    name = re.sub(r"\W", "_", request.node.name)[:30]
+    return tmp_path_factory.mktemp(f"{name}{next(_numbers)}", numbered=False)
 
 
 @pytest.fixture(scope="session")

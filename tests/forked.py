@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 _REQUEST = "ELASTICFLOW_TEST_PROGRAM"
+# For the writers of programs, which they fork.
+_WRITERS = tuple(
+    f"elasticflow.snapshots.writer.{name}" for name in ("load_service", "memory_tier", "shard_writer")
+)
 
 
 class Program:
@@ -94,7 +98,8 @@ class ForkedPrograms:
         from elasticflow.launcher.fork_server.protocol import Setup
 
         if self._server is None:
-            self._server = ForkServer.start(Setup(__file__, (str(ROOT),), self._modules))
+            modules = ("tests.command_line", *_WRITERS, *self._modules)
+            self._server = ForkServer.start(Setup(__file__, (str(ROOT),), modules))
             self._server.wait_ready()
         self._number += 1
         request = {"argv": [str(program), *arguments], "environment": dict(environment), "cwd": str(cwd)}
@@ -118,6 +123,8 @@ def _become_program() -> None:
     """Run the program that is asked for, as far as can be in the state of a fresh interpreter."""
     import numpy as np
 
+    from tests import command_line
+
     request = json.loads(os.environ[_REQUEST])
     os.environ.clear()
     os.environ.update(request["environment"])
@@ -130,6 +137,7 @@ def _become_program() -> None:
     np.random.seed()  # noqa: NPY002  # the generator that programs draw from
     # The server has the job's modules imported in a random state of their own; a worker that joins sees to that itself.
     sys.meta_path[:] = [f for f in sys.meta_path if not type(f).__module__.startswith("elasticflow.")]
+    command_line.fork_helpers((), (command_line.WRITER,))
     sys.argv = request["argv"]
     sys.path.insert(0, str(Path(sys.argv[0]).parent))
     runpy.run_path(sys.argv[0], run_name="__main__")

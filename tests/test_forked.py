@@ -7,18 +7,20 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import textwrap
+from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
-from tests.command_line import Command
+from elasticflow.snapshots.client.writer_process import start_writer
+from elasticflow.snapshots.format.writer_config import WriterStart
+from tests.command_line import forks
 from tests.end_to_end.harness import Project, project_at
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.forked import ForkedPrograms
 
 pytestmark = pytest.mark.e2e
@@ -63,17 +65,32 @@ def test_a_fork_is_like_a_fresh_interpreter(forked: ForkedPrograms, tmp_path: Pa
     assert errors[1].endswith("ValueError: no such layer\n")
 
 
-def test_a_command_that_has_ended_hears_no_signal() -> None:
-    """As with `subprocess.Popen`, also in the moment in which it is gone and its exit code has not come yet."""
-    with subprocess.Popen(["true"]) as ended:
-        ended.wait()
-    read, write = os.pipe()
-    command = Command(ended.pid, read)
-    command.kill()
-    os.write(write, b"0")
-    os.close(write)
-    command.kill()
-    assert command.returncode == 0
+def test_a_forked_writer_is_like_a_fresh_one(tmp_path: Path) -> None:
+    """A child of this process, with the command line, variables, folder, open files, signals and session of a fresh one."""
+    told = []
+    for how in (nullcontext, forks):
+        with how():
+            writer = start_writer(WriterStart(str(tmp_path), "run"))
+        process = psutil.Process(writer.process.pid)
+        folder = Path(f"/proc/{process.pid}")
+        lines = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
+        told.append(
+            {
+                "command": process.cmdline(),
+                "environment": process.environ(),
+                "cwd": process.cwd(),
+                "parent": process.ppid(),
+                "session": os.getsid(process.pid),
+                "opened": sorted(
+                    re.sub(r"\d+", "#", str(link.readlink())) for link in (folder / "fd").iterdir()
+                ),
+                **{name: lines[name] for name in ("SigBlk", "SigIgn", "SigCgt", "Umask")},
+            }
+        )
+        writer.process.kill()
+        assert -signal.SIGKILL == writer.process.wait(60)
+        writer.close()
+    assert told[0] == told[1]
 
 
 SCRIPT = """
@@ -81,6 +98,9 @@ SCRIPT = """
     from contextlib import suppress
     from pathlib import Path
     import numpy, psutil, torch
+
+    def is_of_tests(process):
+        return "tests.command_line" in process.cmdline()
 
     def told(process):
         folder = Path(f"/proc/{process.pid}")
@@ -93,7 +113,8 @@ SCRIPT = """
         opened = sorted(each for each in opened if not each.startswith("socket") and "/runs/" not in each)
         return {
             "command": process.cmdline(), "environment": process.environ(), "cwd": process.cwd(),
-            "children": sorted(child.cmdline() for child in process.children()), "opened": opened,
+            "children": sorted(child.cmdline() for child in process.children() if not is_of_tests(child)),
+            "opened": opened,
             "leads": os.getsid(process.pid) == process.pid,
             **{name: lines[name] for name in ("SigBlk", "SigIgn", "SigCgt", "Umask")},
         }
@@ -151,7 +172,7 @@ def _told_by_a_worker(project: Project, *, fresh: bool) -> tuple[list[float], li
     project.write("told.py", textwrap.dedent(SCRIPT))
     project.write("told.toml", JOB)
     running = project.run("told.toml", "told", job="told")
-    assert isinstance(running.process, Command) is not fresh
+    assert ("libtorch" in Path(f"/proc/{running.process.pid}/maps").read_text()) is not fresh
     assert running.end() == 0, running.told()
     drawn, facts = running.run.rank_log(1, 0, "stdout").read_text().splitlines()
     shutil.rmtree(project.root)

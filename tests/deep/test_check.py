@@ -25,6 +25,7 @@ from elasticflow.deep.messages import Facts
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.load import load_job, require_job
 from elasticflow.jobfile.text.source import load_source
+from tests.command_line import forks
 from tests.deep.deep_projects import PROJECTS, Project, write
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ def project_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(data, "_QUICK_S", float("inf"))  # data is opened again, however slow the machine is
     monkeypatch.setattr(sys, "path", [*sys.path])
-    yield tmp_path
+    with forks():
+        yield tmp_path
     sys.modules.pop("shop", None)
 
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -22,13 +22,12 @@ from elasticflow import events
 from elasticflow.run_folder import RunFolder
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
-from tests import command_line
+from tests.command_line import forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from elasticflow.snapshots.format.manifest import Manifest
-    from tests.command_line import Command
 
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST_LINE = 1 << 14  # bytes of a record of metrics
@@ -44,7 +43,7 @@ _PATH = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 class Running:
     """One started command."""
 
-    process: subprocess.Popen[str] | Command
+    process: subprocess.Popen[str]
     run: RunFolder
     output: Path
 
@@ -226,24 +225,18 @@ class Project:
 
     def _start(
         self, arguments: Sequence[str], stdout: IO[str], stderr: IO[str], variables: Mapping[str, str]
-    ) -> subprocess.Popen[str] | Command:
-        environment = {**os.environ, "PYTHONPATH": _PATH, **variables}
-        if not self.prefix and not self.fresh:
-            forked = command_line.start(
-                arguments, cwd=self.root, environment=environment, stdout=stdout, stderr=stderr
+    ) -> subprocess.Popen[str]:
+        with nullcontext() if self.fresh else forks():
+            return subprocess.Popen(
+                [*self.prefix, sys.executable, "-m", "elasticflow", *arguments],
+                cwd=self.root,
+                stdout=stdout,
+                stderr=stderr,
+                stdin=subprocess.DEVNULL,
+                text=True,
+                start_new_session=True,
+                env={**os.environ, "PYTHONPATH": _PATH, **variables},
             )
-            if forked is not None:
-                return forked
-        return subprocess.Popen(
-            [*self.prefix, sys.executable, "-m", "elasticflow", *arguments],
-            cwd=self.root,
-            stdout=stdout,
-            stderr=stderr,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,
-            env=environment,
-        )
 
     def elsewhere(self, root: Path) -> Project:
         """Return the project in another folder, as another machine has it; its launches are looked after here."""

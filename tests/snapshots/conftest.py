@@ -19,6 +19,7 @@ from elasticflow.snapshots.format.manifest import ManifestFacts
 from elasticflow.snapshots.format.shard_file import SnapshotRecord, TensorEntry
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
+from tests.command_line import forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -46,14 +47,10 @@ class Bench:
         limits = {**LIMITS, **config.pop("limits", {})}
         if isinstance(limit := config.get("staging_limit"), int):
             config["staging_limit"] = f"{limit} B"
-        self.writers.append(
-            start_writer(
-                WriterStart(
-                    self.uri, "run", SnapshotSettings.from_json(config), self.prefix, Limits(**limits)
-                ),
-                python,
-            )
-        )
+        settings = SnapshotSettings.from_json(config)
+        with forks():
+            start = WriterStart(self.uri, "run", settings, self.prefix, Limits(**limits))
+            self.writers.append(start_writer(start, python))
         return self.writers[-1]
 
     def connect(self, writer: WriterProcess, rank: int = 0, world: int = 1, **options: Any) -> StagingClient:

@@ -17,6 +17,7 @@ from elasticflow.snapshots.format.pieces import Piece
 from elasticflow.snapshots.format.shard_file import SnapshotRecord, TensorEntry
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
+from tests.command_line import forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -78,7 +79,8 @@ def stage(client: StagingClient, rank: int, step: int) -> None:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with snapshots of two steps, by two ranks that share a tensor."""
     folder = tmp_path_factory.mktemp("damage") / "run"
-    writer = start_writer(WriterStart(str(folder), "r"))
+    with forks():
+        writer = start_writer(WriterStart(str(folder), "r"))
     clients = [connect(writer, rank, 1) for rank in range(2)]
     for step in (1, 2):
         for rank, client in enumerate(clients):
@@ -94,7 +96,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def here(run: Path, tmp_path: Path) -> Iterator[tuple[Catalog, NodeLoader]]:
     """A copy of the run to harm, and a loader of its node's writer."""
     folder = shutil.copytree(run, tmp_path / "run")
-    writer = start_writer(WriterStart(str(folder), "r"))
+    with forks():
+        writer = start_writer(WriterStart(str(folder), "r"))
     client = connect(writer, 0, 2)
     yield Catalog(Storage(str(folder))), NodeLoader(client, lambda: None)
     client.close()

@@ -14,6 +14,7 @@ from elasticflow import events
 from elasticflow.protocol.snapshot_settings import AUTO
 from elasticflow.runtime.snapshot.memory_tier import MemoryTier
 from elasticflow.snapshots.client.writer_process import WriterStart, start_writer
+from tests.command_line import forks
 from tests.runtime.test_trajectory import assert_same
 from tests.snapshots import in_pieces
 
@@ -29,7 +30,8 @@ def test_killed_and_gone_on_from_memory_equals_undisturbed(groups: Callable[[str
     whole, parts = groups("whole"), groups("parts")
     assert whole.run(2).codes == [0, 0]
     # It outlives workers, as an agent's does.
-    writer = start_writer(WriterStart(str(parts.folder.path), "test"))
+    with forks():
+        writer = start_writer(WriterStart(str(parts.folder.path), "test"))
     parts.environment = {"ELASTICFLOW_WRITER": writer.address}
     arguments = ("--memory", "1 step", "--every", "5 steps")
     try:

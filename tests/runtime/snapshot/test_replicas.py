@@ -12,6 +12,7 @@ from elasticflow.runtime.process.position import Position
 from elasticflow.runtime.snapshot import replicas
 from elasticflow.runtime.snapshot.replicas import Sums, difference
 from elasticflow.snapshots.client.writer_process import WriterStart, start_writer
+from tests.command_line import forks
 from tests.runtime.test_trajectory import assert_same
 from tests.snapshots.in_pieces import state_of
 
@@ -86,7 +87,8 @@ def test_flipped_bit_is_found_and_healed(groups: Callable[[str], Any], memory: t
     """
     whole, parts = groups("whole"), groups("parts")
     assert whole.run(3).codes == [0] * 3
-    writer = start_writer(WriterStart(str(parts.folder.path), "test"))
+    with forks():
+        writer = start_writer(WriterStart(str(parts.folder.path), "test"))
     parts.environment = {"ELASTICFLOW_WRITER": writer.address}
     arguments = ("--every", "3 steps", *memory, "--compare", "1000 steps")
     try:
