@@ -56,9 +56,8 @@ if TYPE_CHECKING:
     from elasticflow.runtime.loop.script_checks import ScriptChecks
     from elasticflow.runtime.measuring.speed import Measures
     from elasticflow.runtime.process.context import Worker
-    from elasticflow.runtime.process.learning_rates import AnyOptimizers
     from elasticflow.runtime.process.position import Position
-    from elasticflow.runtime.process.step_log import LateNumber
+    from elasticflow.runtime.process.step_log import AnyOptimizers, LateNumber
     from elasticflow.runtime.training.evaluation import Evaluation
 
 
