@@ -12,15 +12,16 @@ from elasticflow.runtime.data.dataset import (
     checked_length,
     confirm,
     opened,
+    require_same_values,
     require_the_same_samples,
     source_of,
+    values_of,
 )
 from elasticflow.runtime.data.device_transfer import transfer_to
 from elasticflow.runtime.data.fingerprint import look_at
 from elasticflow.runtime.data.loader_processes import LeaveWhileWaiting, LoaderProcesses
 from elasticflow.runtime.data.sample_reader import SampleReader
 from elasticflow.runtime.data.step_plan import StepPlan
-from elasticflow.runtime.data.values import require_same_values, values_of
 from elasticflow.runtime.measuring.marks import mark
 from elasticflow.runtime.process import random_streams
 

@@ -13,9 +13,8 @@ from elasticflow import events
 from elasticflow.errors import SnapshotError, StateError
 from elasticflow.protocol import worker_environment
 from elasticflow.protocol.snapshot_settings import AUTO, Keep, SnapshotSettings
-from elasticflow.runtime.data.dataset import EVALUATION_DATA, TRAINING_DATA, opened, require_same
+from elasticflow.runtime.data.dataset import EVALUATION_DATA, TRAINING_DATA, marks_of, opened, require_same
 from elasticflow.runtime.data.order.order import require_same_order
-from elasticflow.runtime.data.values import marks_of
 from elasticflow.runtime.measuring.marks import mark
 from elasticflow.runtime.process import devices, environment
 from elasticflow.runtime.process.context import Restored
