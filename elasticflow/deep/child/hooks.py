@@ -12,8 +12,7 @@ from elasticflow.deep.child.run import AFTER_ONE_STEP, CPU
 from elasticflow.errors import HookError
 from elasticflow.protocol.points import read_points
 from elasticflow.runtime.loop import hooks
-from elasticflow.runtime.loop.context import HookContext
-from elasticflow.runtime.loop.point_writer import PointWriter
+from elasticflow.runtime.loop.context import HookContext, PointWriter
 from elasticflow.runtime.loop.unchanged import Unchanged
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.training.precision import autocast

@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 from elasticflow.errors import StopTraining
-from elasticflow.runtime.loop.context import HookContext
-from elasticflow.runtime.loop.point_writer import PointWriter
+from elasticflow.runtime.loop.context import HookContext, PointWriter
 from elasticflow.runtime.loop.unchanged import Unchanged
 from elasticflow.runtime.measuring.marks import mark
 from elasticflow.runtime.process import random_streams, stopping
