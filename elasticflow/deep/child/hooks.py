@@ -13,7 +13,6 @@ from elasticflow.errors import HookError
 from elasticflow.protocol.points import read_points
 from elasticflow.runtime.loop import hooks
 from elasticflow.runtime.loop.context import HookContext, PointWriter
-from elasticflow.runtime.loop.unchanged import Unchanged
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.training.precision import autocast
 from elasticflow.runtime.training.scalars import scalars_in
@@ -70,7 +69,7 @@ def _try(
         snapshot="000000000001-0001-00000000" if name == hooks.ON_SNAPSHOT else None,
         writer=writer,
     )
-    unchanged = Unchanged([model] if average is None else [model, average])
+    unchanged = hooks.Unchanged([model] if average is None else [model, average])
     unchanged.begin(is_thorough=True)
 
     def call() -> None:

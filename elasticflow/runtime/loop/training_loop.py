@@ -16,8 +16,7 @@ from elasticflow.runtime import worker as life
 from elasticflow.runtime.data.dataset import OpenedDataset
 from elasticflow.runtime.loop import drift, kept
 from elasticflow.runtime.loop.ballot import Ballot, is_fixed, require_loss
-from elasticflow.runtime.loop.exchanged import not_exchanged
-from elasticflow.runtime.loop.gradients import LoopStep
+from elasticflow.runtime.loop.gradients import LoopStep, not_exchanged
 from elasticflow.runtime.loop.lockstep import Call, Lockstep
 from elasticflow.runtime.loop.loop_schedule import (
     LoopSchedule,
