@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from elasticflow.deep.child import evaluation, hooks, restart
+from elasticflow.deep.child import after_step, restart
 from elasticflow.deep.child.data import Data
 from elasticflow.deep.child.entry_point import EntryPoint
 from elasticflow.deep.child.report import BrokenError, Report
@@ -219,10 +219,10 @@ class Probe:
         for table in code.evaluations:
             if table.key in self._batches:
                 with self._part():
-                    names = evaluation.measure(report, code, trained.model, table, self._batches[table.key])
+                    names = after_step.measure(report, code, trained.model, table, self._batches[table.key])
                     always = [] if code.moves_optimizers or table.step in code else ["loss"]
                     measured += [f"{table.end[1:]}.{name}".lstrip(".") for name in [*always, *names]]
-        hooks.try_out(report, code, trained, run, measured)
+        after_step.call_hooks(report, code, trained, run, measured)
 
     def _take_sharded_step(self, code: EntryPoint, sharding: Sharding) -> None:
         """Have train.py make two steps of a model that is sharded as workers do it, with a single worker to hold all rows.
