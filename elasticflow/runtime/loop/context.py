@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import json
 import math
-import os
 import struct
 import time
 import zlib
@@ -17,6 +15,8 @@ from torch import Tensor
 from elasticflow.errors import HookError
 from elasticflow.protocol import points, run_files
 from elasticflow.runtime.process.sharded_tensors import whole_of
+from elasticflow.system import atomic_files
+from elasticflow.system.json_lines import AppendedLines
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -160,9 +160,8 @@ class PointWriter:
     """The file of one rank in one generation; nothing is made before `begin`."""
 
     def __init__(self, run_folder: Path, generation: int, rank: int) -> None:
-        self._folder = run_folder / points.FOLDER
-        self._path = self._folder / points.file_name(generation, rank)
-        self._rank, self._file = rank, -1
+        self._folder, self._generation, self._rank = run_folder / points.FOLDER, generation, rank
+        self._lines: AppendedLines | None = None
         self._is_dirty = False
 
     def begin(self, step: int) -> None:
@@ -171,8 +170,7 @@ class PointWriter:
         Raises:
             OSError: the file cannot be written.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        self._lines = AppendedLines(self._folder / points.file_name(self._generation, self._rank))
         self._append({"from": step, "rank": self._rank})
         self.sync()
 
@@ -185,27 +183,19 @@ class PointWriter:
         folder = self._folder / points.IMAGES
         folder.mkdir(exist_ok=True)
         of_rank = f"-rank{self._rank}" if self._rank else ""
-        plain = name.replace("/", ".")
-        target = folder / f"{facts['step']:09d}-{facts['hook']}-{plain}{of_rank}.png"
-        hidden = folder / f".{target.name}.{os.getpid()}"
-        with hidden.open("wb") as file:
-            file.write(png)
-            file.flush()
-            os.fsync(file.fileno())
-        hidden.replace(target)
-        path = f"{points.FOLDER}/{points.IMAGES}/{target.name}"
-        self.add("image", name, path, facts)
+        file = f"{facts['step']:09d}-{facts['hook']}-{name.replace('/', '.')}{of_rank}.png"
+        atomic_files.replace(folder / file, (png,))
+        self.add("image", name, f"{points.FOLDER}/{points.IMAGES}/{file}", facts)
 
     def sync(self) -> None:
         """Have all points on the disk: a snapshot that is about to be taken makes them final."""
-        if self._is_dirty:
-            os.fsync(self._file)
+        if self._is_dirty and self._lines is not None:
+            self._lines.sync()
             self._is_dirty = False
 
     def _append(self, record: dict[str, Any]) -> None:
-        data = json.dumps(record, allow_nan=False).encode() + b"\n"
-        while data:
-            data = data[os.write(self._file, data) :]
+        assert self._lines is not None, "begin() comes first"
+        self._lines.append([record])
         self._is_dirty = True
 
 
