@@ -93,7 +93,7 @@ def join(
         job_digest=job_digest,
         seed=seed,
         device=chosen,
-        wanted_device=devices.wanted_type(identity, device),
+        wanted_device=identity.device or device,
         store=store,
         generation=generation,
         log_level=log_level,

@@ -165,7 +165,7 @@ class _Probe:
     def read(self, indices: Sequence[int], limit_s: float | None) -> list[Content]:
         """Return the content before the first sample, and up to each of those that the time allows."""
         contents = [Content()]
-        contents[0].add_text(_length(self._dataset).decode())
+        contents[0].add_text(str(len(self._dataset)))
         until = None if limit_s is None else time.monotonic() + limit_s
         for index in indices:
             contents.append(self.after(contents[-1], index))
@@ -202,7 +202,7 @@ def _of_readings(dataset: Any, indices: list[int], limit_s: float | None) -> Loo
     return Look(
         _short(content.digest()),
         _short(content.plain_digest()),
-        _short(_length(dataset)),
+        _short(str(len(dataset)).encode()),
         tuple(content.unseen),
         varying,
     )
@@ -238,15 +238,11 @@ def _has_rows(column: Any) -> bool:
 
 def _of_rows(dataset: Any, columns: Sequence[Any]) -> bytes:
     content = Content()
-    content.add_text(_length(dataset).decode())
+    content.add_text(str(len(dataset)))
     for column in columns:
         rows = min(_ARRAY_ROWS, _ARRAY_BYTES * len(column) // max(1, column.nbytes))
         content.add(column[spread(len(column), max(_PROBES, rows))])
     return content.digest()
-
-
-def _length(dataset: Any) -> bytes:
-    return f"{len(dataset)}".encode()
 
 
 def _short(content: bytes) -> str:

@@ -69,11 +69,6 @@ class IndexSchedule:
         """Identity of its order of samples."""
         return self.order.record
 
-    @property
-    def _steps_per_epoch(self) -> int:
-        n, size = self.samples, self.global_batch_size
-        return n // size if self.tail == "drop" else -(-n // size)
-
     def is_end(self, position: Position) -> bool:
         """True if no step is left after *position*."""
         return self.remaining(position) == 0
@@ -88,9 +83,12 @@ class IndexSchedule:
             return 0
         if self.tail == "spill":
             return -(-(self._epochs * n - position.offset) // size)
-        left = n - position.offset % n
-        in_this_epoch = left // size if self.tail == "drop" else -(-left // size)
-        return in_this_epoch + (self._epochs - position.offset // n - 1) * self._steps_per_epoch
+
+        def steps_of(samples: int) -> int:
+            return samples // size if self.tail == "drop" else -(-samples // size)
+
+        later = self._epochs - position.offset // n - 1
+        return steps_of(n - position.offset % n) + later * steps_of(n)
 
     def batch(self, position: Position) -> tuple[int, int, Position]:
         """Return the next step: offset of its first sample, number of its samples, position after it."""

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from elasticflow.runtime.data.order.order import Order
     from elasticflow.runtime.process.context import Worker
 
-_FACTORY = "sampler"
 _MOST_CLASSES_COUNTED = 1 << 20
 _HOW = {
     "weights": "return torch.tensor([...]), a list or an array: a number from 0 on for each sample",
@@ -106,7 +105,7 @@ def mix(
 def _agreed(worker: Worker, make: Callable[[], Declared]) -> Declared:
     """Return the order that *make* makes from the job's own values, once all ranks have made the same order."""
     began = time.monotonic()
-    random_streams.begin(worker.seed, _FACTORY)
+    random_streams.begin(worker.seed, "sampler")
     order = make()
     require_same(worker, order)
     if worker.rank == 0:
