@@ -45,14 +45,10 @@ class IndexSchedule:
         *,
         epochs: int | None = None,
         steps: int | None = None,
-        tail: str = "spill",
+        tail: Tail = "spill",
         seed: int = 0,
         order: Order | None = None,
     ) -> None:
-        if (epochs is None) == (steps is None):
-            raise ValueError("needs exactly one of epochs and steps")
-        if tail not in ("spill", "short", "drop"):
-            raise ValueError(f'tail = "{tail}": must be spill, short or drop')
         if tail == "drop" and samples < global_batch_size:
             raise DatasetError(
                 f'the dataset has {samples} samples, fewer than a global batch of {global_batch_size}, and tail = "drop" drops them all',
@@ -60,8 +56,7 @@ class IndexSchedule:
             )
         self.samples, self.global_batch_size = samples, global_batch_size
         self.order: Order = order or ShuffledOrder(samples, seed)
-        self.tail: Tail = tail  # type: ignore[assignment]  # checked above
-        self._epochs, self._steps = epochs, steps
+        self.tail, self._epochs, self._steps = tail, epochs, steps
         self.start = Position(0, 0, 0, 0, is_epoch_end=False)
 
     @property

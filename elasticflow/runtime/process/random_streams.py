@@ -66,13 +66,15 @@ def model_key(seed: int, step: int, rank: int, piece: int) -> int:
 
 def hook_key(seed: int, step: int, rank: int, hook: str) -> int:
     """Return the seed under which *hook* is called after *step*."""
-    return _key(
-        _HOOK, seed, step, rank, int.from_bytes(blake2b(hook.encode(), digest_size=8).digest(), "little")
-    )
+    return _key(_HOOK, seed, step, rank, _number_of(hook.encode()))
 
 
 def _key(*parts: int) -> int:
-    return int.from_bytes(blake2b(_pack(*parts), digest_size=8).digest(), "little") >> 1
+    return _number_of(_pack(*parts)) >> 1
+
+
+def _number_of(data: bytes) -> int:
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
 
 
 class Held(NamedTuple):
@@ -404,8 +406,7 @@ def begin_import(seed: int, module: str) -> None:
 
 
 def _factory_key(seed: int, factory: str) -> int:
-    name = int.from_bytes(blake2b(factory.encode(), digest_size=8).digest(), "little")
-    return _key(_FACTORY, seed, name, 0, 0)
+    return _key(_FACTORY, seed, _number_of(factory.encode()), 0, 0)
 
 
 def seed_everything(seed: int) -> None:

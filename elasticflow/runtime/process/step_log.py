@@ -290,7 +290,7 @@ class Progress:
 
     def note_rates(self, optimizers: AnyOptimizers) -> None:
         """Remember the learning rates that the optimizers have just used, before a schedule sets the next step's rates."""
-        if self._outputs and (self.number + 1) % self._log_every == 0:
+        if self.is_next_logged:
             self._rates = self._learning_rates.read(optimizers)
 
     def step(self, position: Position, loss: float | LateNumber, optimizers: AnyOptimizers) -> None:
