@@ -7,7 +7,7 @@ batch size, and finding the samples of any step costs the same as finding those 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from elasticflow.errors import DatasetError
 from elasticflow.runtime.data.order.order import ShuffledOrder
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from elasticflow.runtime.data.order.order import Order, OrderRecord
-
-Tail = Literal["spill", "short", "drop"]
 
 
 class IndexSchedule:
@@ -45,7 +43,7 @@ class IndexSchedule:
         *,
         epochs: int | None = None,
         steps: int | None = None,
-        tail: Tail = "spill",
+        tail: str = "spill",
         seed: int = 0,
         order: Order | None = None,
     ) -> None:
