@@ -129,7 +129,7 @@ class LearningRates:
                 self._keys = []
                 return (_rate(groups[0]),)
             if len(groups) != len(self._keys):
-                self._keys = [json.dumps(name) for name in _unique(list(map(_name, groups)))]
+                self._keys = [json.dumps(name) for name in _names_of(groups)]
             return tuple(map(_rate, groups))
         is_named = isinstance(optimizers, Mapping)
         given = cast("Any", optimizers)
@@ -153,20 +153,17 @@ def _of_several(by_name: Mapping[str, list[dict[str, Any]]]) -> list[str]:
     """Return each group's name: `discriminator` if the optimizer has a single group, `generator/decay` if it has several."""
     names = []
     for optimizer, groups in by_name.items():
-        group_names = _unique(list(map(_name, groups)))
+        group_names = _names_of(groups)
         names += [optimizer] if len(group_names) == 1 else [f"{optimizer}/{name}" for name in group_names]
     return names
 
 
-def _name(group: dict[str, Any]) -> str | None:
-    name = group.get("name")
-    return name if isinstance(name, str) and name else None
-
-
-def _unique(names: list[str | None]) -> list[str]:
+def _names_of(groups: list[dict[str, Any]]) -> list[str]:
     """Return the name of each group, or its number if the name is missing or shared."""
+    names = [group.get("name") for group in groups]
     return [
-        str(number) if name is None or names.count(name) > 1 else name for number, name in enumerate(names)
+        name if isinstance(name, str) and name and names.count(name) == 1 else str(number)
+        for number, name in enumerate(names)
     ]
 
 

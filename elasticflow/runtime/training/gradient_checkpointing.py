@@ -76,20 +76,21 @@ def _enable(model: nn.Module) -> None:
     kind = type(model).__name__
     enable = getattr(model, "gradient_checkpointing_enable", None)
     of_timm = getattr(model, "set_grad_checkpointing", None)
-    if not callable(enable) and not callable(of_timm):
+    if callable(enable):
+        options = (
+            {"gradient_checkpointing_kwargs": {"use_reentrant": False}} if _takes_options(enable) else {}
+        )
+        switch_on = partial(enable, **options)
+    elif callable(of_timm):
+        switch_on = partial(of_timm, True)
+    else:
         message = (
             f"{KEY} = true: the {kind} has no gradient_checkpointing_enable(), as models of transformers have"
         )
         raise JobKeyError(KEY, message, _like(model))
     _require_repeatable(model, "")
     try:
-        if not callable(enable):
-            assert callable(of_timm)
-            of_timm(True)
-        elif _takes_options(enable):
-            enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        else:
-            enable()
+        switch_on()
     except (ValueError, NotImplementedError, AssertionError) as error:
         raise JobKeyError(KEY, f"{KEY} = true: the {kind} refuses: {error}", _like(model)) from error
 
