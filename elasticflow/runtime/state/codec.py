@@ -74,8 +74,19 @@ class Encoder:
         """Return *value* as JSON; *path* names it in keys and messages.
 
         Raises:
-            StateError: something in it can be expressed neither as JSON nor as a tensor of safetensors.
+            StateError: something in it can be expressed neither as JSON nor as a tensor of safetensors, or it holds itself.
         """
+        try:
+            return self._encode(value, path)
+        except RecursionError:
+            raise StateError(f"{path} is nested too deeply, or holds itself") from None
+
+    def finish(self) -> None:
+        """Pack the scalars, one vector per dtype and device: thousands of tiny tensors would be the stall."""
+        for key, scalars in self.scalars.items():
+            self.tensors[key] = torch.stack(scalars)
+
+    def _encode(self, value: Any, path: str) -> Any:
         if value is None or isinstance(value, Tensor):
             return None if value is None else self._tensor(value, path)
         cls = type(value)
@@ -84,19 +95,14 @@ class Encoder:
         if isinstance(value, float):
             return float(value) if math.isfinite(value) else {StateMark.FLOAT: str(float(value))}
         if cls is dict and all(_is_text(key) and not key.startswith("$") for key in value):
-            return {key: self.encode(item, f"{path}/{key}") for key, item in value.items()}
+            return {key: self._encode(item, f"{path}/{key}") for key, item in value.items()}
         if (mark := _DICTS.get(cls)) is not None:
-            return {mark: [[_key(k, path), self.encode(v, f"{path}/{k}")] for k, v in value.items()]}
+            return {mark: [[_key(k, path), self._encode(v, f"{path}/{k}")] for k, v in value.items()]}
         if cls is tuple:
-            return {StateMark.TUPLE: [self.encode(item, f"{path}/{i}") for i, item in enumerate(value)]}
+            return {StateMark.TUPLE: [self._encode(item, f"{path}/{i}") for i, item in enumerate(value)]}
         if cls is list:
-            return [self.encode(item, f"{path}/{i}") for i, item in enumerate(value)]
+            return [self._encode(item, f"{path}/{i}") for i, item in enumerate(value)]
         raise StateError(f"{path} is a {_named(cls)}, which a snapshot cannot hold", _REMEDY)
-
-    def finish(self) -> None:
-        """Pack the scalars, one vector per dtype and device: thousands of tiny tensors would be the stall."""
-        for key, scalars in self.scalars.items():
-            self.tensors[key] = torch.stack(scalars)
 
     def _tensor(self, value: Tensor, path: str) -> dict[str, Any]:
         refused = refusal(value, in_place=self._in_place)
