@@ -313,8 +313,8 @@ def _report(error: BaseException) -> None:
                 "error": message,
                 "traceback": failure.shortened(failure.text(error)),
                 "final": final,
+                "exception": describe(error),
             }
-            facts["exception"] = describe(error)
             log.error(events.WORKER_RAISED, **facts)
     with suppress(OSError, ValueError):  # the job's own code may have closed it
         sys.stderr.write(text)

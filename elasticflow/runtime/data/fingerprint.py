@@ -180,13 +180,9 @@ class _Probe:
         return added
 
 
+@random_streams.put_back()
 def _of_samples(dataset: Any, most: int, limit_s: float | None = None) -> Look:
-    with random_streams.put_back():
-        return _of_readings(dataset, spread(len(dataset), most), limit_s)
-
-
-def _of_readings(dataset: Any, indices: list[int], limit_s: float | None) -> Look:
-    probe = _Probe(dataset)
+    probe, indices = _Probe(dataset), spread(len(dataset), most)
     once = probe.read(indices, limit_s)
     if probe.look_for_libraries():  # imported, or made, for the first sample
         once = probe.read(indices, limit_s)

@@ -29,7 +29,7 @@ from elasticflow.runtime.process.torch_private import (
     loader_processes_of,
     share_batches_without_names,
 )
-from elasticflow.system.processes import LOADER, die_with_parent, set_name
+from elasticflow.system.processes import LOADER, die_with_parent, set_name, signal_or_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -172,12 +172,8 @@ def _death(pid: int, code: int, name: str, sample: int) -> WorkerError:
             f"loader process {pid} of {name} ended with exit code {code}{where}",
             "its last words are in the rank's standard error; with dataset.num_workers = 0 the same happens here",
         )
-    try:
-        how = signal.Signals(-code).name
-    except ValueError:
-        how = f"signal {-code}"
     remedy = _REMEDIES.get(-code, _CRASHED)  # type: ignore[call-overload]  # signals are numbers
-    return LoaderProcessError(f"loader process {pid} of {name} was killed by {how}{where}", remedy)
+    return LoaderProcessError(f"loader process {pid} of {name} was {signal_or_code(code)}{where}", remedy)
 
 
 class _ReaderInProcess:

@@ -270,11 +270,8 @@ class Generators:
 
     def before_data(self) -> None:
         """Put all generators into the resting state, and remember if the model drew from python's or numpy's."""
-        _seed_torch(self._resting)
-        if self._have_two_moved():
-            self._is_seen = True
-            self._rest_two()
-        self._rest_added()
+        self._is_seen |= self._have_two_moved()
+        self.after_data()
 
     def after_data(self) -> None:
         """Put all generators into the resting state; a dataset's draws say nothing about the model."""
