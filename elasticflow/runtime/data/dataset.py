@@ -14,6 +14,7 @@ from torch.utils.data import IterableDataset
 
 from elasticflow import events
 from elasticflow.errors import DatasetError, JobKeyError
+from elasticflow.protocol.json_codec import from_json, to_json
 from elasticflow.runtime.data.fingerprint import Varying
 
 if TYPE_CHECKING:
@@ -94,8 +95,8 @@ def require_the_same_samples(worker: Worker, name: str, look: Look) -> str:
         DatasetError: in exact mode, a sample is not the same when it is read again. For an evaluation's data, once training has
             begun, this is logged instead.
     """
-    texts = worker.gather_text("" if look.varying is None else look.varying.to_json())
-    varying = [Varying.from_json(text) for text in texts if text]
+    texts = worker.gather_text("" if look.varying is None else to_json(look.varying))
+    varying = [from_json(Varying, json.loads(text)) for text in texts if text]
     if varying and worker.is_exact and (name == TRAINING_DATA or worker.started_at is None):
         raise varies(name, varying[0], "exact mode cannot repeat a step")
     if worker.rank == 0:

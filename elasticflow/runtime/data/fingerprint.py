@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from hashlib import sha256
@@ -42,16 +41,6 @@ class Varying(NamedTuple):
     parts: tuple[str, ...] = ()
     generators: tuple[str, ...] = ()
     is_plain: bool = True
-
-    def to_json(self) -> str:
-        """Return it as text, for another rank."""
-        return json.dumps(self)
-
-    @classmethod
-    def from_json(cls, text: str) -> Varying:
-        """Parse the text that `to_json` returns."""
-        sample, kind, parts, generators, is_plain = json.loads(text)
-        return cls(sample, kind, tuple(parts), tuple(generators), is_plain)
 
 
 class Look(NamedTuple):
