@@ -351,8 +351,7 @@ class TrainingLoop:
             self._source = source
             if self._kept is None:
                 self.schedule.steps = source.schedule
-                return Batches(partial(self._loop, source, settings))
-            if not self._enter(source, settings):
+            elif not self._enter(source, settings):
                 return Batches(lambda: iter(()))
         return Batches(partial(self._loop, source, settings))
 
