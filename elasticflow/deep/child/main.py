@@ -182,18 +182,17 @@ class Probe:
         sharding: Sharding | None = code.get("SHARDING")
         if sharding is None or sharding.shard == 1:
             return None
-        is_fit, blocks = True, []
+        blocks = None
         try:
             blocks = blocks_of(trained.model, sharding)
         except StateError as error:
             self._report.problem("result", f"parallel.{'wrap' if sharding.wrap else 'shard'}", error)
-            is_fit = False
         try:
             require_elementwise(several_optimizers.optimizers(trained.optimizer).items())
         except StateError as error:
             self._report.problem("result", "optimizer.entry", error)
-            is_fit = False
-        if not is_fit:
+            return None
+        if blocks is None:
             return None
         self._report.facts(Facts(block_bytes=block_bytes(trained.model, blocks)))
         return sharding

@@ -153,18 +153,13 @@ class IndexLoader:
                 deque(micro_batches, maxlen=0)
 
     def _micro_batches(self, reads: list[Read], fetch: Iterator[Any] | None) -> Iterator[tuple[Any, int]]:
-        if fetch is None:
-            return map(self._read, reads)
-        return ((self._fetched(fetch), len(indices)) for _, indices in reads)
-
-    def _fetched(self, fetch: Iterator[Any]) -> Any:
-        with mark("data"):
-            return next(fetch)
-
-    def _read(self, read: Read) -> tuple[Any, int]:
-        place, indices = read
-        with mark("data"):
-            return self._transfer.move(self._reader.read(place, indices)), len(indices)
+        for place, indices in reads:
+            with mark("data"):
+                if fetch is None:
+                    data = self._transfer.move(self._reader.read(place, indices))
+                else:
+                    data = next(fetch)
+            yield data, len(indices)
 
     def _in_processes(self, position: Position) -> Iterator[Any]:
         reads = (read for step in self._plan.after(position) for read in step.reads)

@@ -231,12 +231,12 @@ class Decoder:
         self._made: dict[tuple[str, int | None, bool], Tensor] = {}
         self._packed: dict[str, Tensor] = {}
 
-    def decode(self, value: Any, like: Tensor | None = None) -> Any:
+    def decode(self, value: Any, like: Any = None) -> Any:
         """Return the value that was encoded as *value*.
 
         Args:
-            like: A tensor of the job; if it is sharded, tensors of its shape are shared out as it is, and only this rank's
-                rows of them are read. If it is not, every rank has all of them.
+            like: A tensor of the job, anything else counts as None; if it is sharded, tensors of its shape are shared out as it is,
+                and only this rank's rows of them are read. If it is not, every rank has all of them.
 
         Raises:
             StateError: another version of elasticflow wrote it.
@@ -269,7 +269,7 @@ class Decoder:
     def _filled(self, value: Any, live: Any) -> Any:
         match value:
             case Ref():
-                return self._tensor(value.key, value.index, live if isinstance(live, Tensor) else None)
+                return self._tensor(value.key, value.index, live)
             case dict():
                 inside = live if isinstance(live, dict) else {}
                 return type(value)({key: self._filled(item, inside.get(key)) for key, item in value.items()})
@@ -289,8 +289,8 @@ class Decoder:
         is_in_pieces = isinstance(self._tensors, StoredTensors) and self._tensors.is_in_pieces(key)
         return self._sharded if is_in_pieces else None
 
-    def _tensor(self, key: str, index: int | None, like: Tensor | None) -> Tensor:
-        sharded = self._sharded_like(key, index, like)
+    def _tensor(self, key: str, index: int | None, like: Any) -> Tensor:
+        sharded = self._sharded_like(key, index, like if isinstance(like, Tensor) else None)
         made = self._made.get((key, index, sharded is not None))
         if made is None:
             if sharded is not None:
