@@ -146,6 +146,11 @@ class Ballot:
         self._why_end = reason_of(reason)
         self._worker.vote.end_wanted = True
 
+    def recall_end(self, reason: str | None) -> None:
+        """Ask again for what had been asked for when the snapshot was taken that the run resumes from; None: nothing."""
+        if reason is not None:
+            self.request_end(reason)
+
     def end_wanted(self) -> str | None:
         """Return the reason of the first request to end training; None: there is none. Collective: every rank."""
         return next(filter(None, self._worker.gather_text(self._why_end or "")), None)

@@ -194,8 +194,7 @@ class TrainingLoop:
             self._pass.watch(state, computes_gradients=self.gradients is None)
             repeats_epochs = partial(self._begins_epoch_again, state)
             self._script.begin(state, snapshots, self.schedule, objects, caller, repeats_epochs)
-            if snapshots.end_wanted is not None:
-                self.ballot.request_end(snapshots.end_wanted)
+            self.ballot.recall_end(snapshots.end_wanted)
             if snapshots.restored is not None:
                 stands = "had finished" if self.is_finished else "continues"
                 self._tell(
