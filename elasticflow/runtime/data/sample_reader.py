@@ -162,7 +162,7 @@ class SampleReader:
     def _read_at_once(self, many: Callable[[list[int]], Any], indices: list[int]) -> list[Any]:
         next(iter(self._iterate(indices)))  # the first one stands for all
         try:
-            samples: list[Any] = many(indices)
+            samples: Any = many(indices)
         except Exception as error:
             self._note_culprit(error, many, indices)
             raise
@@ -171,7 +171,8 @@ class SampleReader:
                 f"__getitems__ of {notes.name_of(self._dataset)} returned {len(samples)} samples for {len(indices)} indices",
                 "return one for each index, in the same order, for an index that comes twice, too",
             )
-        return samples
+        found: list[Any] = samples
+        return found
 
     def _note_culprit(self, error: Exception, many: Callable[[list[int]], Any], indices: list[int]) -> None:
         for index in indices:

@@ -254,9 +254,7 @@ def test_a_length_that_was_found_out_is_used_for_all_checks_of_length(tmp_path: 
     file.write_text(JOB.format(train="epochs = 2", dataset="", batch=64, rest=rest))
     job = load_job(file).job
     assert job is not None
-    found = check_deep_facts(
-        load_source(file), job, samples=640, snapshot_bytes=None, memory_bytes=None
-    )
+    found = check_deep_facts(load_source(file), job, samples=640, snapshot_bytes=None, memory_bytes=None)
     assert [each.code for each in found] == ["EF320", "EF407"]
 
 
