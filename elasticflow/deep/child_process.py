@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import selectors
 import signal
 import subprocess
 import tempfile
@@ -14,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 
+from elasticflow.system.polling import readable
 from elasticflow.system.records import BadJsonError, parse
 
 if TYPE_CHECKING:
@@ -96,12 +96,10 @@ class _ChildPipes:
     """A child's two pipes, read while it runs; other processes may hold them open, so EOF is not awaited."""
 
     def __init__(self, process: subprocess.Popen[bytes], told: IO[bytes], printed: IO[bytes]) -> None:
-        self._process, self._told = process, bytearray()
-        self.printed = bytearray()
-        self._selector = selectors.DefaultSelector()
-        for pipe, kept in ((told, self._told), (printed, self.printed)):
-            os.set_blocking(pipe.fileno(), False)
-            self._selector.register(pipe, selectors.EVENT_READ, kept)
+        self._process = process
+        self._told, self.printed = bytearray(), bytearray()
+        # By descriptor, until its end.
+        self._open = {told.fileno(): self._told, printed.fileno(): self.printed}
 
     def until_end(
         self, limit_s: float, watch: Callable[[dict[str, Any] | None], None] = lambda _: None
@@ -122,11 +120,11 @@ class _ChildPipes:
 
     def read(self, wait_s: float) -> None:
         """Read all data that is there, or wait for data at most *wait_s* seconds."""
-        for key, _ in self._selector.select(wait_s):
-            piece = os.read(key.fd, 1 << 20)
-            if not piece:
-                self._selector.unregister(key.fileobj)
-            key.data.extend(piece)
+        for descriptor in readable(self._open, wait_s):
+            if piece := os.read(descriptor, 1 << 20):
+                self._open[descriptor].extend(piece)
+            else:
+                del self._open[descriptor]
         del self.printed[:-_KEPT_BYTES]
 
     def messages(self) -> list[dict[str, Any]]:

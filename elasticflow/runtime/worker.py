@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import faulthandler
 import os
 import signal
@@ -21,7 +22,6 @@ from elasticflow.runtime.process import (
     environment,
     failure,
     process_group,
-    run_lock,
     seeded_imports,
     standby_device,
     stopping,
@@ -31,6 +31,7 @@ from elasticflow.runtime.process.identity import Identity
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.system import fault_injection, forked_children, logs
 from elasticflow.system.exceptions import describe
+from elasticflow.system.file_lock import LOOK_S, FileLock, LockHeldError
 from elasticflow.system.process_record import ProcessRecord
 
 if TYPE_CHECKING:
@@ -38,11 +39,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from elasticflow.protocol.snapshot_settings import SnapshotSettings
+    from elasticflow.run_folder import RunFolder
     from elasticflow.runtime.process.position import Position, Schedule
     from elasticflow.runtime.process.torch_private import Store
     from elasticflow.runtime.training.evaluation import Evaluations
 
 _OTHERS_LEAVE_S = 30.0
+# A killed process gives the lock back within this time, however much memory it had.
+_DYING_S = 10.0
+# Errors of file systems without locks: there the fence decides (`snapshots/writer/committer.py`).
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 _current: Worker | None = None  # identity under which `program` reports; None before `join`
 _is_child = False  # this process is a child of a process that joined
@@ -75,7 +81,7 @@ def join(
     global _current  # noqa: PLW0603  # one worker per process
     _prepare_process()
     identity = Identity.read(os.environ, folder)
-    run_lock.hold(identity)
+    _hold_run_folder(identity)
     process_group.set_threads(threads, identity.local_world_size)
     chosen = devices.choose_device(identity, device)
     with forked_children.own_sockets():
@@ -87,7 +93,7 @@ def join(
         job_digest=job_digest,
         seed=seed,
         device=chosen,
-        wanted_device=devices.wanted_type(identity, device),
+        wanted_device=identity.device or device,
         store=store,
         generation=generation,
         log_level=log_level,
@@ -167,6 +173,41 @@ def _generation(identity: Identity, snapshots: SnapshotSettings, store: Store | 
         return number
     assert store is not None, "python train.py has rank 0 alone"
     return int(store.get("generation"))
+
+
+def _hold_run_folder(identity: Identity) -> None:
+    """Lock the run folder until this process ends, if it is rank 0 and no supervisor does: under plain `python` and torchrun.
+
+    Raises:
+        RunLockedError: another start of the run is alive; the message names its process and machine.
+        StorageError: the run folder cannot be written.
+    """
+    if identity.rank != 0 or identity.started_by == "launcher":
+        return
+    folder = identity.run_folder
+    try:
+        lock = _lock_of(folder)
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return
+        raise errors.StorageError(
+            f"cannot write the run folder {folder.path}: {error.strerror}",
+            "check that it is writable, or name another one: elasticflow.join(folder=...)",
+        ) from error
+    forked_children.own(lock.descriptor)
+
+
+def _lock_of(folder: RunFolder) -> FileLock:
+    deadline = time.monotonic() + _DYING_S
+    while True:
+        try:
+            return FileLock.take(folder.lock)
+        except LockHeldError as held:
+            holder = held.holder
+            is_dying = holder is None or (holder.is_on_this_machine and not holder.is_alive)
+            if not is_dying or time.monotonic() > deadline:
+                raise held.refusal(f"the run in {folder.path}") from None
+        time.sleep(LOOK_S)
 
 
 def _listen(worker: Worker) -> None:
@@ -272,8 +313,8 @@ def _report(error: BaseException) -> None:
                 "error": message,
                 "traceback": failure.shortened(failure.text(error)),
                 "final": final,
+                "exception": describe(error),
             }
-            facts["exception"] = describe(error)
             log.error(events.WORKER_RAISED, **facts)
     with suppress(OSError, ValueError):  # the job's own code may have closed it
         sys.stderr.write(text)

@@ -15,12 +15,11 @@ from elasticflow.cli.main import call
 from elasticflow.cli.write.deep_options import DeepRequest, cases_alike, try_out_loaded
 from elasticflow.deep import check
 from elasticflow.deep import check as deep_check
-from elasticflow.deep.check import DeepReport, report_of, request_of, try_out
+from elasticflow.deep.check import DeepReport, diagnostics_of, report_of, request_of, try_out
 from elasticflow.deep.child import data
 from elasticflow.deep.child.main import Probe
 from elasticflow.deep.child.report import Report
 from elasticflow.deep.child_process import ChildEnd
-from elasticflow.deep.diagnostics import diagnostics_of
 from elasticflow.deep.messages import Facts
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.load import load_job, require_job

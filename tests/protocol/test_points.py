@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticflow.protocol.points import FOLDER, file_name, read_points
-from elasticflow.runtime.loop.point_writer import PointWriter
+from elasticflow.runtime.loop.context import PointWriter
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -66,8 +66,7 @@ def requested(*, deep: bool, deep_step: bool, deep_timeout: int | None) -> DeepR
 
 def try_out_loaded(loaded: LoadedJob, request: DeepRequest) -> tuple[DeepReport, list[Diagnostic]]:
     """Return the report of trying out a job without errors, and its findings, each at its place in the job file."""
-    from elasticflow.deep.check import try_out
-    from elasticflow.deep.diagnostics import check_deep_facts, diagnostics_of
+    from elasticflow.deep.check import check_deep_facts, diagnostics_of, try_out
     from elasticflow.errors import TrialRefusedError
 
     if loaded.job.script is not None:

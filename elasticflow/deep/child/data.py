@@ -14,13 +14,12 @@ from elasticflow.deep.child.run import Alone
 from elasticflow.deep.messages import Facts
 from elasticflow.errors import DatasetError
 from elasticflow.runtime.data import notes, overlap
-from elasticflow.runtime.data.dataset import OpenedDataset, checked_length, varies
+from elasticflow.runtime.data.dataset import OpenedDataset, checked_length, values_of, varies
 from elasticflow.runtime.data.fingerprint import fingerprint_of, look_at
 from elasticflow.runtime.data.mixture import in_words
 from elasticflow.runtime.data.order.mixed import MixedOrder
 from elasticflow.runtime.data.sample_reader import checked_collate
 from elasticflow.runtime.data.shard_reader import ShardReader, require_iterable
-from elasticflow.runtime.data.values import values_of
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.process.random_streams import GENERATORS
 from elasticflow.runtime.snapshot.reachable import leaves

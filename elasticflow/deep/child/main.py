@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from elasticflow.deep.child import evaluation, hooks, restart
+from elasticflow.deep.child import after_step, restart
 from elasticflow.deep.child.data import Data
 from elasticflow.deep.child.entry_point import EntryPoint
 from elasticflow.deep.child.report import BrokenError, Report
@@ -182,18 +182,17 @@ class Probe:
         sharding: Sharding | None = code.get("SHARDING")
         if sharding is None or (sharding.shard == 1 and sharding.offload is None):
             return None
-        is_fit, blocks = True, []
+        blocks = None
         try:
             blocks = blocks_of(trained.model, sharding)
         except StateError as error:
             self._report.problem("result", f"parallel.{'wrap' if sharding.wrap else 'shard'}", error)
-            is_fit = False
         try:
             require_elementwise(several_optimizers.optimizers(trained.optimizer).items())
         except StateError as error:
             self._report.problem("result", "optimizer.entry", error)
-            is_fit = False
-        if not is_fit:
+            return None
+        if blocks is None:
             return None
         self._report.facts(Facts(block_bytes=block_bytes(trained.model, blocks)))
         return sharding
@@ -219,10 +218,10 @@ class Probe:
         for table in code.evaluations:
             if table.key in self._batches:
                 with self._part():
-                    names = evaluation.measure(report, code, trained.model, table, self._batches[table.key])
+                    names = after_step.measure(report, code, trained.model, table, self._batches[table.key])
                     always = [] if code.moves_optimizers or table.step in code else ["loss"]
                     measured += [f"{table.end[1:]}.{name}".lstrip(".") for name in [*always, *names]]
-        hooks.try_out(report, code, trained, run, measured)
+        after_step.call_hooks(report, code, trained, run, measured)
 
     def _take_sharded_step(self, code: EntryPoint, sharding: Sharding) -> None:
         """Have train.py make two steps of a model that is sharded as workers do it, with a single worker to hold all rows.

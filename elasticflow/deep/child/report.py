@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 from elasticflow.deep.messages import MESSAGES, Doing, Done, Note, Problem
 from elasticflow.errors import ElasticflowError, JobKeyError, StepResultError, StopTraining
 from elasticflow.runtime.process import failure
-from elasticflow.runtime.training import replicable
+from elasticflow.runtime.training.replicated_step import WHOLE_REPLICA
 from elasticflow.system.exceptions import is_own_code
 
 if TYPE_CHECKING:
@@ -141,14 +141,14 @@ class Report:
 def _limit(message: str, kind: str) -> str:
     """Return the limit of elasticflow that an error of the job's code has met, with a remedy; empty if none is known."""
     if "FSDP" in message:
-        return replicable.REMEDY
+        return WHOLE_REPLICA
     if "MASTER_ADDR" in message or "process group" in message:
         if kind in {"step", "loss"}:
             return (
                 "leave collectives of its own (all_reduce, barrier) out: gradients, losses, and scalars of the dict that a step returns "
                 "are reduced over the workers for you, who need not call the model equally often; so one of its own may wait forever"
             )
-        return f"the job's code asks for a process group, which train.py makes: {replicable.REMEDY}"
+        return f"the job's code asks for a process group, which train.py makes: {WHOLE_REPLICA}"
     if "Trainer" in message and ("attached" in message or "registered" in message):
         return (
             "a LightningModule is trained as a plain model, without a Trainer: let a function step(model, batch) return its loss, or "

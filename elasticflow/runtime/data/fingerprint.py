@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from hashlib import sha256
@@ -42,16 +41,6 @@ class Varying(NamedTuple):
     parts: tuple[str, ...] = ()
     generators: tuple[str, ...] = ()
     is_plain: bool = True
-
-    def to_json(self) -> str:
-        """Return it as text, for another rank."""
-        return json.dumps(self)
-
-    @classmethod
-    def from_json(cls, text: str) -> Varying:
-        """Parse the text that `to_json` returns."""
-        sample, kind, parts, generators, is_plain = json.loads(text)
-        return cls(sample, kind, tuple(parts), tuple(generators), is_plain)
 
 
 class Look(NamedTuple):
@@ -165,7 +154,7 @@ class _Probe:
     def read(self, indices: Sequence[int], limit_s: float | None) -> list[Content]:
         """Return the content before the first sample, and up to each of those that the time allows."""
         contents = [Content()]
-        contents[0].add_text(_length(self._dataset).decode())
+        contents[0].add_text(str(len(self._dataset)))
         until = None if limit_s is None else time.monotonic() + limit_s
         for index in indices:
             contents.append(self.after(contents[-1], index))
@@ -180,13 +169,9 @@ class _Probe:
         return added
 
 
+@random_streams.put_back()
 def _of_samples(dataset: Any, most: int, limit_s: float | None = None) -> Look:
-    with random_streams.put_back():
-        return _of_readings(dataset, spread(len(dataset), most), limit_s)
-
-
-def _of_readings(dataset: Any, indices: list[int], limit_s: float | None) -> Look:
-    probe = _Probe(dataset)
+    probe, indices = _Probe(dataset), spread(len(dataset), most)
     once = probe.read(indices, limit_s)
     if probe.look_for_libraries():  # imported, or made, for the first sample
         once = probe.read(indices, limit_s)
@@ -202,7 +187,7 @@ def _of_readings(dataset: Any, indices: list[int], limit_s: float | None) -> Loo
     return Look(
         _short(content.digest()),
         _short(content.plain_digest()),
-        _short(_length(dataset)),
+        _short(str(len(dataset)).encode()),
         tuple(content.unseen),
         varying,
     )
@@ -238,15 +223,11 @@ def _has_rows(column: Any) -> bool:
 
 def _of_rows(dataset: Any, columns: Sequence[Any]) -> bytes:
     content = Content()
-    content.add_text(_length(dataset).decode())
+    content.add_text(str(len(dataset)))
     for column in columns:
         rows = min(_ARRAY_ROWS, _ARRAY_BYTES * len(column) // max(1, column.nbytes))
         content.add(column[spread(len(column), max(_PROBES, rows))])
     return content.digest()
-
-
-def _length(dataset: Any) -> bytes:
-    return f"{len(dataset)}".encode()
 
 
 def _short(content: bytes) -> str:

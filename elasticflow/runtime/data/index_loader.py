@@ -12,15 +12,16 @@ from elasticflow.runtime.data.dataset import (
     checked_length,
     confirm,
     opened,
+    require_same_values,
     require_the_same_samples,
     source_of,
+    values_of,
 )
 from elasticflow.runtime.data.device_transfer import transfer_to
 from elasticflow.runtime.data.fingerprint import look_at
 from elasticflow.runtime.data.loader_processes import LeaveWhileWaiting, LoaderProcesses
 from elasticflow.runtime.data.sample_reader import SampleReader
 from elasticflow.runtime.data.step_plan import StepPlan
-from elasticflow.runtime.data.values import require_same_values, values_of
 from elasticflow.runtime.measuring.marks import mark
 from elasticflow.runtime.process import random_streams
 
@@ -152,18 +153,13 @@ class IndexLoader:
                 deque(micro_batches, maxlen=0)
 
     def _micro_batches(self, reads: list[Read], fetch: Iterator[Any] | None) -> Iterator[tuple[Any, int]]:
-        if fetch is None:
-            return map(self._read, reads)
-        return ((self._fetched(fetch), len(indices)) for _, indices in reads)
-
-    def _fetched(self, fetch: Iterator[Any]) -> Any:
-        with mark("data"):
-            return next(fetch)
-
-    def _read(self, read: Read) -> tuple[Any, int]:
-        place, indices = read
-        with mark("data"):
-            return self._transfer.move(self._reader.read(place, indices)), len(indices)
+        for place, indices in reads:
+            with mark("data"):
+                if fetch is None:
+                    data = self._transfer.move(self._reader.read(place, indices))
+                else:
+                    data = next(fetch)
+            yield data, len(indices)
 
     def _in_processes(self, position: Position) -> Iterator[Any]:
         reads = (read for step in self._plan.after(position) for read in step.reads)

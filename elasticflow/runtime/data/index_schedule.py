@@ -7,7 +7,7 @@ batch size, and finding the samples of any step costs the same as finding those 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from elasticflow.errors import DatasetError
 from elasticflow.runtime.data.order.order import ShuffledOrder
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from elasticflow.runtime.data.order.order import Order, OrderRecord
-
-Tail = Literal["spill", "short", "drop"]
 
 
 class IndexSchedule:
@@ -49,10 +47,6 @@ class IndexSchedule:
         seed: int = 0,
         order: Order | None = None,
     ) -> None:
-        if (epochs is None) == (steps is None):
-            raise ValueError("needs exactly one of epochs and steps")
-        if tail not in ("spill", "short", "drop"):
-            raise ValueError(f'tail = "{tail}": must be spill, short or drop')
         if tail == "drop" and samples < global_batch_size:
             raise DatasetError(
                 f'the dataset has {samples} samples, fewer than a global batch of {global_batch_size}, and tail = "drop" drops them all',
@@ -60,19 +54,13 @@ class IndexSchedule:
             )
         self.samples, self.global_batch_size = samples, global_batch_size
         self.order: Order = order or ShuffledOrder(samples, seed)
-        self.tail: Tail = tail  # type: ignore[assignment]  # checked above
-        self._epochs, self._steps = epochs, steps
+        self.tail, self._epochs, self._steps = tail, epochs, steps
         self.start = Position(0, 0, 0, 0, is_epoch_end=False)
 
     @property
     def order_record(self) -> OrderRecord:
         """Identity of its order of samples."""
         return self.order.record
-
-    @property
-    def _steps_per_epoch(self) -> int:
-        n, size = self.samples, self.global_batch_size
-        return n // size if self.tail == "drop" else -(-n // size)
 
     def is_end(self, position: Position) -> bool:
         """True if no step is left after *position*."""
@@ -88,9 +76,12 @@ class IndexSchedule:
             return 0
         if self.tail == "spill":
             return -(-(self._epochs * n - position.offset) // size)
-        left = n - position.offset % n
-        in_this_epoch = left // size if self.tail == "drop" else -(-left // size)
-        return in_this_epoch + (self._epochs - position.offset // n - 1) * self._steps_per_epoch
+
+        def steps_of(samples: int) -> int:
+            return samples // size if self.tail == "drop" else -(-samples // size)
+
+        later = self._epochs - position.offset // n - 1
+        return steps_of(n - position.offset % n) + later * steps_of(n)
 
     def batch(self, position: Position) -> tuple[int, int, Position]:
         """Return the next step: offset of its first sample, number of its samples, position after it."""

@@ -12,6 +12,7 @@ import threading
 import traceback
 import weakref
 from contextlib import suppress
+from functools import partial
 from multiprocessing import connection
 from multiprocessing.queues import Queue
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,7 +29,7 @@ from elasticflow.runtime.process.torch_private import (
     loader_processes_of,
     share_batches_without_names,
 )
-from elasticflow.system.processes import LOADER, die_with_parent, set_name
+from elasticflow.system.processes import LOADER, die_with_parent, set_name, signal_or_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -107,7 +108,7 @@ class LoaderProcesses:
             num_workers=num_workers,
             collate_fn=_as_it_is,
             pin_memory=pins_memory,
-            worker_init_fn=_EnterProcess(os.getpid()),
+            worker_init_fn=partial(_enter_process, os.getpid()),
             generator=torch.Generator(),  # leaves the global generator alone
             multiprocessing_context=context,
             timeout=_LOOK_S,
@@ -171,12 +172,8 @@ def _death(pid: int, code: int, name: str, sample: int) -> WorkerError:
             f"loader process {pid} of {name} ended with exit code {code}{where}",
             "its last words are in the rank's standard error; with dataset.num_workers = 0 the same happens here",
         )
-    try:
-        how = signal.Signals(-code).name
-    except ValueError:
-        how = f"signal {-code}"
     remedy = _REMEDIES.get(-code, _CRASHED)  # type: ignore[call-overload]  # signals are numbers
-    return LoaderProcessError(f"loader process {pid} of {name} was killed by {how}{where}", remedy)
+    return LoaderProcessError(f"loader process {pid} of {name} was {signal_or_code(code)}{where}", remedy)
 
 
 class _ReaderInProcess:
@@ -231,25 +228,20 @@ class _Failed(NamedTuple):
         return error
 
 
-class _EnterProcess:
-    """Makes a process a loader process of *parent*; picklable, for platforms that do not fork."""
-
-    def __init__(self, parent: int) -> None:
-        self._parent = parent
-
-    def __call__(self, _: int) -> None:
-        # A drain signal sent to the whole session is the worker's business; without the worker this process has none.
-        for number in _IGNORED:
-            signal.signal(number, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
-        with suppress(OSError, ValueError, RuntimeError):  # standard error without a descriptor
-            faulthandler.enable()
-        # Else a batch that cannot be sent is dropped, and the worker waits for it for ever.
-        Queue._on_queue_feeder_error = staticmethod(_end)  # type: ignore[attr-defined]  # noqa: SLF001
-        if sys.platform == "linux":
-            share_batches_without_names()
-        set_name(LOADER)
-        die_with_parent(self._parent)
+def _enter_process(parent: int, _: int) -> None:
+    """Make this process a loader process of *parent*."""
+    # A drain signal sent to the whole session is the worker's business; without the worker this process has none.
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
+    with suppress(OSError, ValueError, RuntimeError):  # standard error without a descriptor
+        faulthandler.enable()
+    # Else a batch that cannot be sent is dropped, and the worker waits for it for ever.
+    Queue._on_queue_feeder_error = staticmethod(_end)  # type: ignore[attr-defined]  # noqa: SLF001
+    if sys.platform == "linux":
+        share_batches_without_names()
+    set_name(LOADER)
+    die_with_parent(parent)
 
 
 def _end(error: Exception, _: object) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from decimal import Decimal
 from fractions import Fraction
-from functools import reduce
 from itertools import accumulate
 from math import gcd, lcm
 from typing import TYPE_CHECKING, Any
@@ -123,7 +122,7 @@ def shares_of(
         exact = [Fraction(Decimal(repr(weight))) for weight in weights]
     whole = lcm(*(each.denominator for each in exact))
     shares = [int(each * whole) for each in exact]
-    divisor = reduce(gcd, shares)
+    divisor = gcd(*shares)
     shares = [share // divisor for share in shares]
     total = sum(shares)
     if total > MOST_SHARE:

@@ -148,7 +148,7 @@ class SampleReader:
 
     def _read(self, indices: list[int]) -> list[Any]:
         if self._many is not None:
-            return self._read_at_once(indices)
+            return self._read_at_once(self._many, indices)
         samples: list[Any] = []
         try:
             # No map(): a StopIteration of the dataset would end it.
@@ -159,14 +159,12 @@ class SampleReader:
             raise
         return samples
 
-    def _read_at_once(self, indices: list[int]) -> list[Any]:
-        many = self._many
-        assert many is not None
+    def _read_at_once(self, many: Callable[[list[int]], Any], indices: list[int]) -> list[Any]:
         next(iter(self._iterate(indices)))  # the first one stands for all
         try:
             samples: Any = many(indices)
         except Exception as error:
-            self._note_culprit(error, indices)
+            self._note_culprit(error, many, indices)
             raise
         if isinstance(samples, list | tuple) and len(samples) != len(indices):
             raise DatasetError(
@@ -176,11 +174,10 @@ class SampleReader:
         found: list[Any] = samples
         return found
 
-    def _note_culprit(self, error: Exception, indices: list[int]) -> None:
-        assert self._many is not None
+    def _note_culprit(self, error: Exception, many: Callable[[list[int]], Any], indices: list[int]) -> None:
         for index in indices:
             try:
-                self._many([index])
+                many([index])
             except Exception:  # noqa: BLE001  # whatever it is, the first error is raised
                 notes.of_sample(error, self._dataset, index)
                 return

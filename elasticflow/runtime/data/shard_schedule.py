@@ -58,8 +58,6 @@ class ShardSchedule:
         tail: str = "spill",
         virtual_shards: int | None = None,
     ) -> None:
-        if (epochs is None) == (steps is None):
-            raise ValueError("needs exactly one of epochs and steps")
         if tail not in ("spill", "short"):
             raise ValueError(f'tail = "{tail}": must be spill or short')
         if virtual_shards is not None and shards % virtual_shards:

@@ -200,12 +200,12 @@ def _learned_from(loop: ast.For | ast.While) -> frozenset[str]:
     while grows:
         before = len(found)
         for target, value in bound:
-            if found & _names_in(target, ast.Store):
+            if found & _assigned_in(target):
                 found |= _read_in(value)
         grows = len(found) > before
     timed = [target for target, value in bound if _read_in(value) & _CLOCKS]
     found |= {name for name in _with_old_last_items(nodes) if f"{name}[-1]" in found}
-    return frozenset(found.difference(*(_names_in(target, ast.Store) for target in timed)))
+    return frozenset(found.difference(*(_assigned_in(target) for target in timed)))
 
 
 def _with_old_last_items(nodes: list[ast.AST]) -> set[str]:
@@ -255,9 +255,9 @@ def _is_path(node: ast.AST) -> TypeGuard[ast.Name | ast.Attribute]:
     return isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and _is_path(node.value))
 
 
-def _names_in(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
+def _assigned_in(node: ast.AST) -> set[str]:
     return {
-        each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, context)
+        each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
     }
 
 

@@ -1,25 +1,38 @@
-"""The argument of a job's hooks."""
+"""The argument of a job's hooks, and what it logs: points in this worker's file, images beside it."""
 
 from __future__ import annotations
 
+import io
 import math
+import struct
+import time
+import zlib
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch import Tensor
 
 from elasticflow.errors import HookError
 from elasticflow.protocol import points, run_files
-from elasticflow.runtime.loop.images import png_of
 from elasticflow.runtime.process.sharded_tensors import whole_of
+from elasticflow.system import atomic_files
+from elasticflow.system.json_lines import AppendedLines
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     import torch
     from torch import nn
 
-    from elasticflow.runtime.loop.point_writer import PointWriter
     from elasticflow.runtime.process.position import Position
+
+_FORMS = (
+    "an image is a tensor of [C, H, W] or [H, W], an array of [H, W, C] or [H, W] (whole numbers to 255, or others from 0 to 1; "
+    "C is 1, 3 or 4), an image of Pillow, or a figure of Matplotlib"
+)
+_COLOUR_TYPES = {1: 0, 3: 2, 4: 6}
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 class HookContext:
@@ -126,7 +139,7 @@ class HookContext:
         self._writer.add("text", name, text.encode("utf-8", "replace").decode(), self._facts)
 
     def log_image(self, name: str, image: Any) -> None:
-        """Log an image: a tensor, an array, an image of Pillow or a figure of Matplotlib; see `images.png_of`.
+        """Log an image: a tensor, an array, an image of Pillow or a figure of Matplotlib; see `png_of`.
 
         Raises:
             TypeError: the value has another type.
@@ -141,3 +154,101 @@ def _require_name(name: Any) -> None:
         raise ValueError(
             f"{name!r} is no name to log under: it begins with a letter, then up to 99 letters, digits and _ . / -"
         )
+
+
+class PointWriter:
+    """The file of one rank in one generation; nothing is made before `begin`."""
+
+    def __init__(self, run_folder: Path, generation: int, rank: int) -> None:
+        self._folder, self._generation, self._rank = run_folder / points.FOLDER, generation, rank
+        self._lines: AppendedLines | None = None
+        self._is_dirty = False
+
+    def begin(self, step: int) -> None:
+        """Begin a generation that continues after *step*.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        self._lines = AppendedLines(self._folder / points.file_name(self._generation, self._rank))
+        self._append({"from": step, "rank": self._rank})
+        self.sync()
+
+    def add(self, kind: points.Kind, name: str, value: Any, facts: dict[str, Any]) -> None:
+        """Append a point in a single write, so that a killed worker never writes half a line."""
+        self._append({**facts, "kind": kind, "name": name, "time": round(time.time(), 3), "value": value})
+
+    def add_image(self, name: str, png: bytes, facts: dict[str, Any]) -> None:
+        """Write an image, whole or not at all, and append its point. If the step is repeated, the new image replaces the old."""
+        folder = self._folder / points.IMAGES
+        folder.mkdir(exist_ok=True)
+        of_rank = f"-rank{self._rank}" if self._rank else ""
+        file = f"{facts['step']:09d}-{facts['hook']}-{name.replace('/', '.')}{of_rank}.png"
+        atomic_files.replace(folder / file, (png,))
+        self.add("image", name, f"{points.FOLDER}/{points.IMAGES}/{file}", facts)
+
+    def sync(self) -> None:
+        """Have all points on the disk: a snapshot that is about to be taken makes them final."""
+        if self._is_dirty and self._lines is not None:
+            self._lines.sync()
+            self._is_dirty = False
+
+    def _append(self, record: dict[str, Any]) -> None:
+        assert self._lines is not None, "begin() comes first"
+        self._lines.append([record])
+        self._is_dirty = True
+
+
+def png_of(image: Any) -> bytes:
+    """Return *image* as a PNG file.
+
+    Raises:
+        TypeError: the value is no image.
+        ValueError: it has another shape, or nothing in it.
+    """
+    if callable(getattr(image, "savefig", None)):
+        return _saved(image.savefig)
+    if callable(getattr(image, "save", None)) and not isinstance(image, Tensor | np.ndarray):
+        return _saved(image.save)
+    if isinstance(image, Tensor):
+        pixels = (
+            image.detach().float().cpu().numpy()
+            if image.is_floating_point()
+            else image.detach().cpu().numpy()
+        )
+        if pixels.ndim == 3:
+            pixels = pixels.transpose(1, 2, 0)
+    elif isinstance(image, np.ndarray):
+        pixels = image
+    else:
+        raise TypeError(f"log_image was given a {type(image).__name__}: {_FORMS}")
+    return _encoded(_bytes_of(pixels[..., None] if pixels.ndim == 2 else pixels))
+
+
+def _saved(save: Any) -> bytes:
+    buffer = io.BytesIO()
+    save(buffer, format="png")
+    return buffer.getvalue()
+
+
+def _bytes_of(pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    if pixels.ndim != 3 or pixels.shape[2] not in _COLOUR_TYPES or pixels.size == 0:
+        raise ValueError(f"log_image was given the shape {pixels.shape} (height, width, colours): {_FORMS}")
+    if pixels.dtype == np.uint8:
+        return pixels
+    if np.issubdtype(pixels.dtype, np.floating):
+        pixels = np.rint(np.nan_to_num(pixels, nan=0.0, posinf=1.0, neginf=0.0) * 255)
+    whole: np.ndarray[Any, Any] = np.clip(pixels, 0, 255).astype(np.uint8)
+    return whole
+
+
+def _encoded(pixels: np.ndarray[Any, Any]) -> bytes:
+    height, width, colours = pixels.shape
+    header = struct.pack(">IIBBBBB", width, height, 8, _COLOUR_TYPES[colours], 0, 0, 0)
+    rows = np.zeros((height, 1 + width * colours), np.uint8)  # each begins with its filter: none
+    rows[:, 1:] = pixels.reshape(height, -1)
+    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 6)), (b"IEND", b"")]
+    return _SIGNATURE + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks
+    )

@@ -1,4 +1,4 @@
-"""Options of `Run.gradients`, and the steps that compute the gradients of the global batch."""
+"""Options of `Run.gradients`, the steps that compute the gradients of the global batch, and the gradients that nothing exchanges."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from torch.nn.parallel import DistributedDataParallel
+
 from elasticflow.errors import StateError
 from elasticflow.runtime.loop.batch import Batch
-from elasticflow.runtime.loop.exchanged import wrapped_parameters
-from elasticflow.runtime.process.sharded_tensors import is_sharded
+from elasticflow.runtime.loop.kept import bare
+from elasticflow.runtime.process.sharded_tensors import is_over_all_ranks, is_sharded
+from elasticflow.runtime.snapshot.reachable import living
 from elasticflow.runtime.training import several_optimizers
 from elasticflow.runtime.training.ddp import DDPStep
 from elasticflow.runtime.training.exact import ExactStep
@@ -22,6 +25,7 @@ from elasticflow.runtime.training.sharded_step import ShardedStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from collections.abc import Set as AbstractSet
 
     from torch import nn
     from torch.optim import Optimizer
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
     from elasticflow.runtime.data.index_loader import Batch as OwnPart
     from elasticflow.runtime.process.context import Worker
     from elasticflow.runtime.process.position import Position
+    from elasticflow.runtime.state.state import State
 
 
 @dataclass(frozen=True)
@@ -202,7 +207,8 @@ def _require_of_model(model: nn.Module, optimizers: Mapping[str, Optimizer]) -> 
     for name, optimizer in optimizers.items():
         others = [p for p in parameters_of([optimizer]) if p.requires_grad and id(p) not in own]
         if others:
-            wrapped = wrapped_parameters()
+            # As slow as `living`, so only now.
+            wrapped = {id(p) for wrapper in living(DistributedDataParallel) for p in wrapper.parameters()}
             others = [p for p in others if id(p) not in wrapped and not is_sharded(p)]
         if others:
             raise StateError(
@@ -210,3 +216,37 @@ def _require_of_model(model: nn.Module, optimizers: Mapping[str, Optimizer]) -> 
                 "and run.gradients exchanges the gradients of the model alone",
                 "make one module of all that is trained, and keep it as model, such as nn.ModuleDict with a forward of its own",
             )
+
+
+def not_exchanged(state: State, wrapped: AbstractSet[int], *, is_first: bool) -> str | None:
+    """Return the gradients that ranks do not exchange, as a phrase; None: a wrapper of the script's exchanges all.
+
+    Args:
+        wrapped: `id` of the parameters that were trained when `Run.wrap` was called.
+    """
+    trained = {name: p for name, p in state.model.named_parameters() if p.requires_grad}
+    if state.is_sharded:
+        is_exchanged = all(is_over_all_ranks(p) for p in trained.values())
+        return (
+            None if is_exchanged or not is_first else "nothing exchanged their gradients between the replicas"
+        )
+    left_out = [name for name, parameter in trained.items() if id(parameter) not in wrapped]
+    if left_out and len(left_out) < len(trained):
+        return f"{left_out[0]} was frozen when run.wrap was called, so its gradients are not exchanged"
+    wrappers = living(DistributedDataParallel) if left_out else []
+    if left_out and not any(bare(each) is state.model or state.model in each.modules() for each in wrappers):
+        return "nothing exchanged their gradients"
+    frozen = [n for n, p in state.model.named_parameters() if id(p) in wrapped and not p.requires_grad]
+    if frozen:
+        return (
+            f"{frozen[0]} was frozen after run.wrap was called, and DistributedDataParallel exchanges no gradient before it has "
+            "that parameter's; run.wrap(model, find_unused_parameters=True) does without, also if the parameter is trained later"
+        )
+    if not is_first:
+        return None  # models that are wrapped have differed after an earlier step of this start, too
+    return (
+        "their gradients were not exchanged though the model is wrapped: the loop calls the bare model, a layer takes no part in "
+        "the loss (run.wrap(model, find_unused_parameters=True)), a forward sets parameters from its rank's own samples (as "
+        "ActNorm does; dist.broadcast them after it), an optimizer holds the state of some parameters only on each rank (as Muon "
+        "may), or not every rank began with the same parameters"
+    )

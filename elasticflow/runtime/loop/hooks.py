@@ -11,20 +11,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from elasticflow.errors import StopTraining
-from elasticflow.runtime.loop.context import HookContext
-from elasticflow.runtime.loop.point_writer import PointWriter
-from elasticflow.runtime.loop.unchanged import Unchanged
+from elasticflow.errors import HookError, StopTraining
+from elasticflow.runtime.loop.context import HookContext, PointWriter
 from elasticflow.runtime.measuring.marks import mark
-from elasticflow.runtime.process import random_streams, stopping
-from elasticflow.runtime.process.sharded_tensors import sharded_modules
+from elasticflow.runtime.process import checksums, random_streams, stopping
+from elasticflow.runtime.process.sharded_tensors import local_of, reshard, sharded_modules
+from elasticflow.runtime.process.torch_private import version_of
 from elasticflow.runtime.training.modes import evaluating
 from elasticflow.runtime.training.precision import autocast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch.optim.swa_utils import AveragedModel
 
@@ -38,6 +37,7 @@ ON_START, ON_STEP, ON_EVALUATION, ON_SNAPSHOT, ON_FINISH = NAMES = (
     "on_snapshot",
     "on_finish",
 )
+_REMEDY = "a hook looks at training: work on copy.deepcopy(context.model), or change it in model.step or the optimizer"
 
 
 class Hook(NamedTuple):
@@ -178,3 +178,78 @@ def apart(model: nn.Module, average: nn.Module | None, device: torch.device, key
     finally:
         if of_device is not None:
             of_device.set_rng_state(on_device, device)
+
+
+class _Mark(NamedTuple):
+    tensor: Tensor  # held, so that its id is no other's
+    version: int
+    address: int
+    is_trained: bool
+
+
+class Unchanged:
+    """Detects changes of modules' parameters and buffers.
+
+    Every tensor that PyTorch changes counts its changes: looking at the counts takes a microsecond a tensor, so it is always
+    done. What is changed behind them (through `.data`, or numpy) shows in sums over the bytes only, which read the whole model
+    twice: at a hook's first call in a process, and with `train.consistency = "exact"`, which promises the bits, at each.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._modules, self._is_thorough = modules, False
+        self._marks: dict[str, _Mark] = {}
+        self._sums: dict[str, int] = {}
+
+    def begin(self, *, is_thorough: bool) -> None:
+        """Remember the current state; every bit of it if *is_thorough*."""
+        self._is_thorough = is_thorough
+        self._marks = self._look()
+        self._sums = self._summed()
+
+    def require(self, hook: str) -> None:
+        """Make sure that nothing has changed since `begin`.
+
+        Raises:
+            HookError: a tensor has changed; the message names it.
+        """
+        before, after = self._marks, self._look()
+        self._marks = {}
+        for name in {**before, **after}:
+            if name not in before or name not in after:
+                raise _changed(hook, f"{'took away' if name in before else 'added'} {name}")
+            was, now = before[name], after[name]
+            if was.tensor is not now.tensor or was.address != now.address:
+                raise _changed(hook, f"replaced {name}")
+            if was.is_trained != now.is_trained:
+                raise _changed(hook, f"{'thawed' if now.is_trained else 'froze'} {name}")
+            if was.version != now.version:
+                raise _changed(hook, f"changed {name}")
+        sums, self._sums = self._sums, {}
+        for name, value in self._summed().items():
+            if sums.get(name) != value:
+                raise _changed(hook, f"changed {name}")
+
+    def _look(self) -> dict[str, _Mark]:
+        """Return a mark of everything that a snapshot would hold of the modules."""
+        return {
+            name: _Mark(tensor, version_of(tensor), tensor.data_ptr(), tensor.requires_grad)
+            for name, tensor in self._tensors().items()
+        }
+
+    def _summed(self) -> dict[str, int]:
+        return checksums.sums_of(self._tensors()) if self._is_thorough else {}
+
+    def _tensors(self) -> dict[str, Tensor]:
+        for module in self._modules:
+            reshard(module)
+        words = ("", "the average's ")
+        return {
+            f"{word}{name}": local_of(tensor)
+            for word, module in zip(words, self._modules, strict=False)
+            for name, tensor in module.state_dict(keep_vars=True).items()
+            if isinstance(tensor, Tensor)
+        }
+
+
+def _changed(hook: str, what: str) -> HookError:
+    return HookError(f"{hook} {what}, which is trained, or part of a snapshot", _REMEDY)

@@ -52,7 +52,7 @@ class Value:
     """
 
     def __init__(self, name: str, value: Any) -> None:
-        require_storable(name, value)
+        Encoder().encode(value, name)
         self.value = value
 
     def state_dict(self) -> Any:
@@ -104,7 +104,7 @@ class KeptValues(MutableMapping[str, Any]):
             StateError: `run.keep` was given no such value, or a snapshot cannot hold *value*.
         """
         kept = self._of(name)
-        require_storable(name, value)
+        Encoder().encode(value, name)
         kept.value = value
 
     def __delitem__(self, name: str) -> NoReturn:
@@ -331,18 +331,6 @@ def part_of(name: str, value: Any) -> Any:
         return Generator(value)
     is_plain = type(value) in _PLAIN or isinstance(value, nn.Parameter)
     return Value(name, value) if is_plain else value
-
-
-def require_storable(name: str, value: Any) -> None:
-    """Make sure that a snapshot can hold a value.
-
-    Raises:
-        StateError: it cannot; names the part of it.
-    """
-    try:
-        Encoder().encode(value, name)
-    except RecursionError:
-        raise StateError(f"{name} is nested too deeply, or holds itself") from None
 
 
 def _restored(live: Any, saved: Any, taken: dict[int, Tensor]) -> Any:

@@ -10,8 +10,9 @@ from torch.nn.parallel import DistributedDataParallel
 from elasticflow.errors import StateError
 from elasticflow.runtime.data import index_loader
 from elasticflow.runtime.loop import kept
-from elasticflow.runtime.training import ddp, replicable
+from elasticflow.runtime.training import ddp
 from elasticflow.runtime.training.evaluation import Evaluation
+from elasticflow.runtime.training.replicated_step import require_on, require_whole
 from elasticflow.runtime.training.shard_model import shard_model
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ class Run:
                 )
             # A model that is to be offloaded may be larger than the device: sharding moves its blocks there one after the other.
             if not (self.worker.layout.is_offloaded and all(p.is_cpu for p in model.parameters())):
-                replicable.require_on(model, self.device)
+                require_on(model, self.device)
             shard_model(self.worker, model, self.worker.sharding, blocks)
             return model
         if self._loop.gradients is not None:
@@ -145,8 +146,8 @@ class Run:
                 "wrap the model once, by run.wrap or by DistributedDataParallel",
             )
         ddp.require_options(options)
-        replicable.require_whole(model)
-        replicable.require_on(model, self.device)
+        require_whole(model)
+        require_on(model, self.device)
         self._loop.wrapped |= {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
         return model if self.world_size == 1 else ddp.wrap(model, self.device, **options)
 

@@ -16,8 +16,7 @@ from elasticflow.runtime import worker as life
 from elasticflow.runtime.data.dataset import OpenedDataset
 from elasticflow.runtime.loop import drift, kept
 from elasticflow.runtime.loop.ballot import Ballot, is_fixed, require_loss
-from elasticflow.runtime.loop.exchanged import not_exchanged
-from elasticflow.runtime.loop.gradients import LoopStep
+from elasticflow.runtime.loop.gradients import LoopStep, not_exchanged
 from elasticflow.runtime.loop.lockstep import Call, Lockstep
 from elasticflow.runtime.loop.loop_schedule import (
     LoopSchedule,
@@ -56,9 +55,8 @@ if TYPE_CHECKING:
     from elasticflow.runtime.loop.script_checks import ScriptChecks
     from elasticflow.runtime.measuring.speed import Measures
     from elasticflow.runtime.process.context import Worker
-    from elasticflow.runtime.process.learning_rates import AnyOptimizers
     from elasticflow.runtime.process.position import Position
-    from elasticflow.runtime.process.step_log import LateNumber
+    from elasticflow.runtime.process.step_log import AnyOptimizers, LateNumber
     from elasticflow.runtime.training.evaluation import Evaluation
 
 
@@ -353,8 +351,7 @@ class TrainingLoop:
             self._source = source
             if self._kept is None:
                 self.schedule.steps = source.schedule
-                return Batches(partial(self._loop, source, settings))
-            if not self._enter(source, settings):
+            elif not self._enter(source, settings):
                 return Batches(lambda: iter(()))
         return Batches(partial(self._loop, source, settings))
 

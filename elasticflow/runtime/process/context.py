@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from elasticflow.events import Event
     from elasticflow.runtime.measuring.own_time import StepTimes
     from elasticflow.runtime.process.identity import Identity
-    from elasticflow.runtime.process.learning_rates import AnyOptimizers
     from elasticflow.runtime.process.position import Position, Schedule
+    from elasticflow.runtime.process.step_log import AnyOptimizers
     from elasticflow.runtime.process.torch_private import Store
 
 

@@ -61,7 +61,7 @@ def choose_device(identity: Identity, wanted: str = AUTO) -> torch.device:
     """
     if identity.numa is not None:
         torch_private.bind_to_cores(identity.numa, identity.local_rank)
-    wanted = wanted_type(identity, wanted)
+    wanted = identity.device or wanted
     if wanted == _CPU.type:
         _hide_accelerators(identity)
         return _CPU
@@ -70,7 +70,7 @@ def choose_device(identity: Identity, wanted: str = AUTO) -> torch.device:
         if wanted == AUTO:
             return _CPU
         raise DeviceError(
-            f'{_place(identity)}: nodes.device{_OR_VARIABLE} is "{wanted}", and torch sees no such device',
+            f'node {identity.node}: nodes.device{_OR_VARIABLE} is "{wanted}", and torch sees no such device',
             "run `elasticflow doctor` on this machine: it tells why; a job that may train on any device leaves it out",
         )
     if identity.shares_device or (identity.is_own_task and count == 1):
@@ -78,7 +78,7 @@ def choose_device(identity: Identity, wanted: str = AUTO) -> torch.device:
     elif count < identity.local_world_size:
         devices = "1 device" if count == 1 else f"{count} devices"
         raise DeviceError(
-            f'{_place(identity)}: {identity.local_world_size} workers, and torch sees {devices} of type "{kind}"',
+            f'node {identity.node}: {identity.local_world_size} workers, and torch sees {devices} of type "{kind}"',
             f"{_ONE_DEVICE_FOR_ALL}; if the machine has more, `elasticflow doctor` tells why torch does not see them",
         )
     else:
@@ -91,11 +91,6 @@ def choose_device(identity: Identity, wanted: str = AUTO) -> torch.device:
 def fix_workspace() -> None:
     """Have cuBLAS add in the same order each time, unless the launch says otherwise; to be called before CUDA begins."""
     os.environ.setdefault(worker_environment.CUBLAS_WORKSPACE_CONFIG, worker_environment.CUBLAS_WORKSPACE)
-
-
-def wanted_type(identity: Identity, wanted: str) -> str:
-    """Return the device type that the environment of the process asks for, else *wanted*."""
-    return identity.device or wanted
 
 
 def accelerators(wanted: str = AUTO) -> tuple[str | None, int]:
@@ -121,19 +116,15 @@ def _hide_accelerators(identity: Identity) -> None:
         return
     if kind == "cuda":
         raise DeviceError(
-            f'{_place(identity)}: nodes.device{_OR_VARIABLE} is "cpu", and this process asked for GPUs before it joined the run: each '
+            f'node {identity.node}: nodes.device{_OR_VARIABLE} is "cpu", and this process asked for GPUs before it joined the run: each '
             "worker would take memory of GPU 0",
             'set CUDA_VISIBLE_DEVICES = "" before the process starts, in [env]',
         )
     raise DeviceError(
-        f'{_place(identity)}: nodes.device{_OR_VARIABLE} is "cpu", and torch sees devices of type "{kind}", which elasticflow cannot hide: '
+        f'node {identity.node}: nodes.device{_OR_VARIABLE} is "cpu", and torch sees devices of type "{kind}", which elasticflow cannot hide: '
         "each worker would take memory of the first of them",
         "install a build of torch for the CPU",
     )
-
-
-def _place(identity: Identity) -> str:
-    return f"node {identity.node}"
 
 
 def require_type_of_launch(keys: Store | RemoteControlStore, device: torch.device) -> None:

@@ -208,26 +208,16 @@ def gather_text(text: str, world_size: int) -> list[str]:
     """Return every rank's *text*, by rank. Collective: every rank."""
     if world_size == 1:
         return [text]
-    data = text.encode()
-    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(world_size)]
-    dist.all_gather(sizes, torch.tensor([len(data)]))
-    longest = max(int(size) for size in sizes)
-    mine = torch.zeros(longest, dtype=torch.uint8)
-    mine[: len(data)] = torch.tensor(list(data), dtype=torch.uint8)
-    rows = [torch.zeros(longest, dtype=torch.uint8) for _ in range(world_size)]
-    dist.all_gather(rows, mine)
-    return [bytes(row[: int(size)].tolist()).decode() for row, size in zip(rows, sizes, strict=True)]
+    texts = [""] * world_size
+    dist.all_gather_object(texts, text)
+    return texts
 
 
-def send_bytes(data: bytes | None, source: int) -> bytes:
-    """Return what rank *source* has in *data*; it is None on all others. Collective: every rank."""
-    size = torch.tensor([len(data or b"")])
-    dist.broadcast(size, source)
-    if not int(size):
-        return b""
-    content = torch.frombuffer(bytearray(data or bytes(int(size))), dtype=torch.uint8)
-    dist.broadcast(content, source)
-    return content.numpy().tobytes()
+def send_text(text: str | None, source: int) -> str:
+    """Return the *text* of rank *source*; it is None on all others. Collective: every rank."""
+    texts: list[Any] = [text]
+    dist.broadcast_object_list(texts, source)
+    return str(texts[0])
 
 
 def all_true(mine: bool, world_size: int) -> bool:

@@ -66,13 +66,15 @@ def model_key(seed: int, step: int, rank: int, piece: int) -> int:
 
 def hook_key(seed: int, step: int, rank: int, hook: str) -> int:
     """Return the seed under which *hook* is called after *step*."""
-    return _key(
-        _HOOK, seed, step, rank, int.from_bytes(blake2b(hook.encode(), digest_size=8).digest(), "little")
-    )
+    return _key(_HOOK, seed, step, rank, _number_of(hook.encode()))
 
 
 def _key(*parts: int) -> int:
-    return int.from_bytes(blake2b(_pack(*parts), digest_size=8).digest(), "little") >> 1
+    return _number_of(_pack(*parts)) >> 1
+
+
+def _number_of(data: bytes) -> int:
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
 
 
 class Held(NamedTuple):
@@ -268,11 +270,8 @@ class Generators:
 
     def before_data(self) -> None:
         """Put all generators into the resting state, and remember if the model drew from python's or numpy's."""
-        _seed_torch(self._resting)
-        if self._have_two_moved():
-            self._is_seen = True
-            self._rest_two()
-        self._rest_added()
+        self._is_seen |= self._have_two_moved()
+        self.after_data()
 
     def after_data(self) -> None:
         """Put all generators into the resting state; a dataset's draws say nothing about the model."""
@@ -404,8 +403,7 @@ def begin_import(seed: int, module: str) -> None:
 
 
 def _factory_key(seed: int, factory: str) -> int:
-    name = int.from_bytes(blake2b(factory.encode(), digest_size=8).digest(), "little")
-    return _key(_FACTORY, seed, name, 0, 0)
+    return _key(_FACTORY, seed, _number_of(factory.encode()), 0, 0)
 
 
 def seed_everything(seed: int) -> None:

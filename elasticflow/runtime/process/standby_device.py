@@ -117,21 +117,13 @@ def _memory_of(number: int) -> _Memory | None:
     The call of torch that reports free memory, `torch.accelerator.get_memory_info`, makes a context.
     """
     if torch.version.hip is not None:
-        return _memory_by_amdsmi(number)
-    return _memory_by_nvidia_smi(number) if torch.version.cuda is not None else None
-
-
-def _memory_by_nvidia_smi(number: int) -> _Memory | None:
-    uuid = nvidia_smi.uuid_of(torch.cuda.get_device_properties(number))
-    with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
-        [(free, mode)] = nvidia_smi.query(("memory.free", "compute_mode"), _QUERY_LIMIT_S, uuid=uuid)
-        return _Memory(int(free) << 20, mode not in {"Default", "[N/A]"})
-    return None
-
-
-def _memory_by_amdsmi(number: int) -> _Memory | None:
-    # AMD's library raises classes of its own, which cannot be named where it is not installed.
-    with contextlib.suppress(Exception):
-        total = torch.cuda.get_device_properties(number).total_memory
-        return _Memory(total - torch.cuda.device_memory_used(number), is_exclusive=False)
+        # AMD's library raises classes of its own, which cannot be named where it is not installed.
+        with contextlib.suppress(Exception):
+            total = torch.cuda.get_device_properties(number).total_memory
+            return _Memory(total - torch.cuda.device_memory_used(number), is_exclusive=False)
+    elif torch.version.cuda is not None:
+        uuid = nvidia_smi.uuid_of(torch.cuda.get_device_properties(number))
+        with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
+            [(free, mode)] = nvidia_smi.query(("memory.free", "compute_mode"), _QUERY_LIMIT_S, uuid=uuid)
+            return _Memory(int(free) << 20, mode not in {"Default", "[N/A]"})
     return None

@@ -7,7 +7,11 @@ import math
 import mmap
 import os
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, SupportsFloat
+from collections.abc import Mapping
+from itertools import count
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsFloat, cast
+
+from torch import Tensor
 
 from elasticflow import events
 from elasticflow.protocol.run_files import COUNT, GRAD_NORM, MFU, RATE
@@ -19,15 +23,19 @@ from elasticflow.protocol.worker_environment import (
     PROFILE,
     numbers_of_usage,
 )
-from elasticflow.runtime.process.learning_rates import LearningRates, json_number
+from elasticflow.runtime.process.host_copies import copy_to_host
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+
+    from torch.optim import Optimizer
 
     from elasticflow.protocol.worker_environment import DeviceUsage
     from elasticflow.runtime.measuring.own_time import OwnTime, StepTimes
-    from elasticflow.runtime.process.learning_rates import AnyOptimizers, Rates
     from elasticflow.runtime.process.position import Position
+
+    AnyOptimizers = Optimizer | Mapping[str, Optimizer] | Sequence[Optimizer]
+    """One optimizer, or several by name or number."""
 
 
 class Heartbeat:
@@ -106,6 +114,74 @@ class LateNumber:
 
     def __float__(self) -> float:
         return math.nan if self.value is None else self.value
+
+
+Rates = tuple[SupportsFloat, ...]
+"""One rate per parameter group, in the optimizers' order. A rate that is a tensor of a device arrives late: `copy_to_host`."""
+
+
+class LearningRates:
+    """Reads the rates of all parameter groups of one optimizer or several, and formats them as JSON."""
+
+    def __init__(self) -> None:
+        self._keys: list[str] = []
+
+    def read(self, optimizers: AnyOptimizers) -> Rates:
+        """Return the current rates of the parameter groups; NaN for a group without a rate."""
+        groups: list[dict[str, Any]] | None = getattr(optimizers, "param_groups", None)
+        # One optimizer; an isinstance check would take most of the time.
+        if groups is not None:
+            if len(groups) == 1:
+                self._keys = []
+                return (_rate(groups[0]),)
+            if len(groups) != len(self._keys):
+                self._keys = [json.dumps(name) for name in _names_of(groups)]
+            return tuple(map(_rate, groups))
+        is_named = isinstance(optimizers, Mapping)
+        given = cast("Any", optimizers)
+        several: Iterable[Optimizer] = given.values() if is_named else given
+        rates = tuple([_rate(group) for optimizer in several for group in optimizer.param_groups])
+        if len(rates) != len(self._keys):
+            names: Iterable[Any] = given if is_named else count()
+            named = zip(names, several, strict=False)
+            by_name = {str(name): optimizer.param_groups for name, optimizer in named}
+            self._keys = [json.dumps(name) for name in _of_several(by_name)]
+        return rates
+
+    def json(self, rates: Rates) -> str:
+        """Return *rates*, which must be those read last, as JSON: a number for a single group, else an object by name."""
+        if len(rates) != len(self._keys):
+            return json_number(rates[0]) if rates else "null"
+        return "{" + ", ".join(map("{}: {}".format, self._keys, map(json_number, rates))) + "}"
+
+
+def _of_several(by_name: Mapping[str, list[dict[str, Any]]]) -> list[str]:
+    """Return each group's name: `discriminator` if the optimizer has a single group, `generator/decay` if it has several."""
+    names = []
+    for optimizer, groups in by_name.items():
+        group_names = _names_of(groups)
+        names += [optimizer] if len(group_names) == 1 else [f"{optimizer}/{name}" for name in group_names]
+    return names
+
+
+def _names_of(groups: list[dict[str, Any]]) -> list[str]:
+    """Return the name of each group, or its number if the name is missing or shared."""
+    names = [group.get("name") for group in groups]
+    return [
+        name if isinstance(name, str) and name and names.count(name) == 1 else str(number)
+        for number, name in enumerate(names)
+    ]
+
+
+def _rate(group: dict[str, Any]) -> SupportsFloat:
+    rate = group.get("lr", math.nan)
+    return copy_to_host(rate) if isinstance(rate, Tensor) else float(rate)
+
+
+def json_number(value: SupportsFloat) -> str:
+    """Return a number as JSON; one that is not finite is null."""
+    number = float(value)
+    return repr(number) if math.isfinite(number) else "null"
 
 
 class _Facts(NamedTuple):
@@ -217,7 +293,7 @@ class Progress:
 
     def note_rates(self, optimizers: AnyOptimizers) -> None:
         """Remember the learning rates that the optimizers have just used, before a schedule sets the next step's rates."""
-        if self._outputs and (self.number + 1) % self._log_every == 0:
+        if self.is_next_logged:
             self._rates = self._learning_rates.read(optimizers)
 
     def step(self, position: Position, loss: float | LateNumber, optimizers: AnyOptimizers) -> None:

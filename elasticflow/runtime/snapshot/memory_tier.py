@@ -29,7 +29,7 @@ from elasticflow import events
 from elasticflow.errors import StorageError
 from elasticflow.protocol.snapshot_settings import AUTO
 from elasticflow.run_folder import SNAPSHOT_NAME
-from elasticflow.runtime.process.process_group import send_bytes
+from elasticflow.runtime.process.process_group import send_text
 from elasticflow.runtime.snapshot.rank_shard import ShardPlanner, view_of
 from elasticflow.runtime.snapshot.restore import SnapshotContent
 from elasticflow.runtime.state.codec import StoredTensors
@@ -375,10 +375,9 @@ class MemoryTier:
 
     def _send(self, text: str | None, source: int = 0) -> str:
         """Return the *text* of rank *source*. Collective: every rank."""
-        if self._me.world_size == 1:
-            assert text is not None
+        if text is not None and self._me.world_size == 1:
             return text
-        return send_bytes(None if text is None else text.encode(), source).decode()
+        return send_text(text, source)
 
     def _whole_nodes(
         self, nodes: set[int], firsts: Sequence[int], mine: RecalledState | None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow.errors import StateError
 from elasticflow.run_folder import snapshot_name
-from elasticflow.runtime.data.order.order import VERSION
+from elasticflow.runtime.data.order.order import OTHER_VERSION, VERSION
 from elasticflow.runtime.process import environment, random_streams
 from elasticflow.runtime.process.position import Position
 from elasticflow.snapshots.format.manifest import ManifestFacts
@@ -24,13 +24,8 @@ if TYPE_CHECKING:
     from elasticflow.runtime.process.position import Schedule
     from elasticflow.runtime.state.state import Captured, State
 
-_REMEDY = "continue with the version of elasticflow that took it, or start a new run"
-
-
 FROZEN = "frozen"
 """Key of a script's loop record: names of the parameters that are not trained."""
-
-
 RESTING = "resting"
 """Key of a script's loop record: names of the modules that are in evaluation mode."""
 
@@ -104,7 +99,7 @@ class StateRecord:
             raise StateError(
                 f"the snapshot's random states follow rules {version}, and this version of elasticflow knows rules "
                 f"{random_streams.VERSION} only",
-                _REMEDY,
+                OTHER_VERSION,
             )
         schedule = content["schedule"]
         return cls(

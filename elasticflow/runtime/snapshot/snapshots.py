@@ -13,9 +13,8 @@ from elasticflow import events
 from elasticflow.errors import SnapshotError, StateError
 from elasticflow.protocol import worker_environment
 from elasticflow.protocol.snapshot_settings import AUTO, Keep, SnapshotSettings
-from elasticflow.runtime.data.dataset import EVALUATION_DATA, TRAINING_DATA, opened, require_same
+from elasticflow.runtime.data.dataset import EVALUATION_DATA, TRAINING_DATA, marks_of, opened, require_same
 from elasticflow.runtime.data.order.order import require_same_order
-from elasticflow.runtime.data.values import marks_of
 from elasticflow.runtime.measuring.marks import mark
 from elasticflow.runtime.process import devices, environment
 from elasticflow.runtime.process.context import Restored
@@ -307,8 +306,8 @@ class Snapshots:
         Raises:
             ReplicasDifferError: as in `after_step`.
         """
-        self._is_due = self._worker.vote.snapshot or self._due.is_due(self._last, position)
-        if self._is_due or (self._memory_tier is not None and self._memory_tier.is_due(position)):
+        self._is_due = self._is_due_after(position)
+        if self._is_due or self._is_to_be_held(position):
             with mark("snapshot"):
                 self._take(position)
 
@@ -325,7 +324,21 @@ class Snapshots:
             ReplicasDifferError: the replicas were compared, and a rank diverged.
             StateError: training changes state that no snapshot would hold; checked the first few times.
         """
-        is_wanted = bool(self._is_wanted_after(position))
+        fault_injection.reach("training.step")
+        self._reports.log_new()
+        self._copier.poll()
+        if self._capture_check.is_pending:
+            self._capture_check.finish(self._state.capture)
+        self._replica_check.finish()
+        if not self._is_prepared:
+            self._prepare()
+        self.unsaved.after_step()
+        if self._step.was_skipped:
+            return False
+        if self._replica_check.is_due(position):
+            self._replica_check.require_same(position)
+        self._is_due = self._is_due_after(position) or self._is_new_best(position)
+        is_wanted = self._is_due or self._is_to_be_held(position)
         if is_wanted and takes:
             with mark("snapshot"):
                 self._take(position)
@@ -333,8 +346,14 @@ class Snapshots:
 
     def is_due(self, position: Position) -> bool:
         """True if a comparison or a snapshot is due at *position*, apart from the clock."""
-        is_held = self._memory_tier is not None and self._memory_tier.is_due(position)
+        is_held = self._is_to_be_held(position)
         return self._due.is_due(self._last, position) or is_held or self._replica_check.is_due(position)
+
+    def _is_due_after(self, position: Position) -> bool:
+        return self._worker.vote.snapshot or self._due.is_due(self._last, position)
+
+    def _is_to_be_held(self, position: Position) -> bool:
+        return self._memory_tier is not None and self._memory_tier.is_due(position)
 
     def idle_steps(self, position: Position, most: int, size: int) -> int:
         """Return the number of next steps, up to *most*, after which `after_step` only logs finished snapshots.
@@ -367,28 +386,6 @@ class Snapshots:
             StateError: training changes state that the snapshot would not hold.
         """
         self._take(position, final=True)
-
-    def _is_wanted_after(self, position: Position) -> bool:
-        """Finish the comparisons and copies that earlier steps began; return True if a snapshot is due, alike on every rank."""
-        fault_injection.reach("training.step")
-        self._reports.log_new()
-        self._copier.poll()
-        if self._capture_check.is_pending:
-            self._capture_check.finish(self._state.capture)
-        self._replica_check.finish()
-        if not self._is_prepared:
-            self._prepare()
-        self.unsaved.after_step()
-        if self._step.was_skipped:
-            return False
-        if self._replica_check.is_due(position):
-            self._replica_check.require_same(position)
-        self._is_due = (
-            self._worker.vote.snapshot
-            or self._due.is_due(self._last, position)
-            or self._is_new_best(position)
-        )
-        return self._is_due or (self._memory_tier is not None and self._memory_tier.is_due(position))
 
     def _is_new_best(self, position: Position) -> bool:
         # The same on every rank, since all ranks have the same metrics. After the last step `finish` takes a snapshot anyway.

@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from elasticflow.errors import StateError
 from elasticflow.runtime.process.sharded_tensors import is_sharded, local_of
 from elasticflow.runtime.process.torch_private import (
     has_plain_state,
@@ -137,11 +136,8 @@ class StatefulPart:
 
     def _encode(self, value: Any, *, in_place: bool = False) -> tuple[Any, TensorSet]:
         encoder = Encoder(in_place=in_place)
-        try:
-            # A module's own state is an OrderedDict, by torch's way: what reads it takes any dict.
-            tree = encoder.encode(dict(value) if type(value) is OrderedDict else value, self.name)
-        except RecursionError:
-            raise StateError(f"{self.name} is nested too deeply, or holds itself") from None
+        # A module's own state is an OrderedDict, by torch's way: what reads it takes any dict.
+        tree = encoder.encode(dict(value) if type(value) is OrderedDict else value, self.name)
         encoder.finish()
         if not encoder.tensors:
             return tree, _NO_TENSORS

@@ -74,8 +74,19 @@ class Encoder:
         """Return *value* as JSON; *path* names it in keys and messages.
 
         Raises:
-            StateError: something in it can be expressed neither as JSON nor as a tensor of safetensors.
+            StateError: something in it can be expressed neither as JSON nor as a tensor of safetensors, or it holds itself.
         """
+        try:
+            return self._encode(value, path)
+        except RecursionError:
+            raise StateError(f"{path} is nested too deeply, or holds itself") from None
+
+    def finish(self) -> None:
+        """Pack the scalars, one vector per dtype and device: thousands of tiny tensors would be the stall."""
+        for key, scalars in self.scalars.items():
+            self.tensors[key] = torch.stack(scalars)
+
+    def _encode(self, value: Any, path: str) -> Any:
         if value is None or isinstance(value, Tensor):
             return None if value is None else self._tensor(value, path)
         cls = type(value)
@@ -84,19 +95,14 @@ class Encoder:
         if isinstance(value, float):
             return float(value) if math.isfinite(value) else {StateMark.FLOAT: str(float(value))}
         if cls is dict and all(_is_text(key) and not key.startswith("$") for key in value):
-            return {key: self.encode(item, f"{path}/{key}") for key, item in value.items()}
+            return {key: self._encode(item, f"{path}/{key}") for key, item in value.items()}
         if (mark := _DICTS.get(cls)) is not None:
-            return {mark: [[_key(k, path), self.encode(v, f"{path}/{k}")] for k, v in value.items()]}
+            return {mark: [[_key(k, path), self._encode(v, f"{path}/{k}")] for k, v in value.items()]}
         if cls is tuple:
-            return {StateMark.TUPLE: [self.encode(item, f"{path}/{i}") for i, item in enumerate(value)]}
+            return {StateMark.TUPLE: [self._encode(item, f"{path}/{i}") for i, item in enumerate(value)]}
         if cls is list:
-            return [self.encode(item, f"{path}/{i}") for i, item in enumerate(value)]
+            return [self._encode(item, f"{path}/{i}") for i, item in enumerate(value)]
         raise StateError(f"{path} is a {_named(cls)}, which a snapshot cannot hold", _REMEDY)
-
-    def finish(self) -> None:
-        """Pack the scalars, one vector per dtype and device: thousands of tiny tensors would be the stall."""
-        for key, scalars in self.scalars.items():
-            self.tensors[key] = torch.stack(scalars)
 
     def _tensor(self, value: Tensor, path: str) -> dict[str, Any]:
         refused = refusal(value, in_place=self._in_place)
@@ -225,12 +231,12 @@ class Decoder:
         self._made: dict[tuple[str, int | None, bool], Tensor] = {}
         self._packed: dict[str, Tensor] = {}
 
-    def decode(self, value: Any, like: Tensor | None = None) -> Any:
+    def decode(self, value: Any, like: Any = None) -> Any:
         """Return the value that was encoded as *value*.
 
         Args:
-            like: A tensor of the job; if it is sharded, tensors of its shape are shared out as it is, and only this rank's
-                rows of them are read. If it is not, every rank has all of them.
+            like: A tensor of the job, anything else counts as None; if it is sharded, tensors of its shape are shared out as it is,
+                and only this rank's rows of them are read. If it is not, every rank has all of them.
 
         Raises:
             StateError: another version of elasticflow wrote it.
@@ -263,7 +269,7 @@ class Decoder:
     def _filled(self, value: Any, live: Any) -> Any:
         match value:
             case Ref():
-                return self._tensor(value.key, value.index, live if isinstance(live, Tensor) else None)
+                return self._tensor(value.key, value.index, live)
             case dict():
                 inside = live if isinstance(live, dict) else {}
                 return type(value)({key: self._filled(item, inside.get(key)) for key, item in value.items()})
@@ -283,8 +289,8 @@ class Decoder:
         is_in_pieces = isinstance(self._tensors, StoredTensors) and self._tensors.is_in_pieces(key)
         return self._sharded if is_in_pieces else None
 
-    def _tensor(self, key: str, index: int | None, like: Tensor | None) -> Tensor:
-        sharded = self._sharded_like(key, index, like)
+    def _tensor(self, key: str, index: int | None, like: Any) -> Tensor:
+        sharded = self._sharded_like(key, index, like if isinstance(like, Tensor) else None)
         made = self._made.get((key, index, sharded is not None))
         if made is None:
             if sharded is not None:

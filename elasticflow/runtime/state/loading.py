@@ -113,7 +113,7 @@ def decoded(stateful: Any, content: Any, view: codec.Decoder, own: codec.Decoder
     return {
         key: own.decode_over(value, partial(live.get, key))
         if key.rpartition(".")[2] == EXTRA_STATE
-        else view.decode(value, _tensor_or_none(live.get(key)))
+        else view.decode(value, live.get(key))
         for key, value in content.items()
     }
 
@@ -134,10 +134,6 @@ def _state_now(stateful: Any) -> Any:
         return stateful.state_dict()
     except Exception:  # noqa: BLE001  # the job's own object, which may have no state before it has loaded one
         return None
-
-
-def _tensor_or_none(value: Any) -> Tensor | None:
-    return value if isinstance(value, Tensor) else None
 
 
 def load(stateful: Any, state: Any) -> None:

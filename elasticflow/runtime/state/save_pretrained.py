@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from elasticflow.errors import ElasticflowError, StateError
 from elasticflow.protocol.child_processes import SaveRequest
 from elasticflow.protocol.json_codec import from_json
-from elasticflow.runtime.state.loading import add_tied, check_module
+from elasticflow.runtime.state.loading import load_weights
 
 if TYPE_CHECKING:
     from torch import nn
@@ -44,16 +44,11 @@ def save(model: nn.Module, request: SaveRequest) -> None:
     Raises:
         StateError: the model is not the snapshot's, or none that knows how it is saved.
     """
-    from safetensors.torch import load_file
-
     save_model: Any = getattr(model, "save_pretrained", None)
     if not callable(save_model):
         what = f"model.entry returns a {type(model).__name__}, which has no save_pretrained()"
         raise StateError(what, _REMEDY)
-    weights = load_file(request.weights)
-    add_tied(model, weights)
-    check_module(model, weights, "model")
-    model.load_state_dict(weights)
+    load_weights(model, request.weights)
     save_model(request.folder)
     if request.tokenizer is not None:
         import transformers  # type: ignore[import-not-found,unused-ignore]

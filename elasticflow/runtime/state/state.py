@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
     from torch.optim.swa_utils import AveragedModel
 
-    from elasticflow.runtime.process.learning_rates import AnyOptimizers
     from elasticflow.runtime.process.sharded_tensors import Box, Shards
+    from elasticflow.runtime.process.step_log import AnyOptimizers
     from elasticflow.runtime.state.options import OptionChange
     from elasticflow.runtime.training.several_optimizers import Schedules
 

@@ -62,41 +62,35 @@ def checkpoint_activations(model: nn.Module, globs: Sequence[str] | None = None)
     for name in taken:
         module = model.get_submodule(name)
         own = type(module)
-        if _is_layer_of_transformers(own):
-            # It also keeps its cache of keys and values from being filled twice.
-            vars(module).update(gradient_checkpointing=True, _gradient_checkpointing_func=_checkpointed)
+        if any(each.__name__ == "GradientCheckpointingLayer" for each in own.__mro__):
+            # This layer of transformers also keeps its cache of keys and values from being filled twice.
+            function = partial(checkpoint, use_reentrant=False)
+            vars(module).update(gradient_checkpointing=True, _gradient_checkpointing_func=function)
             continue
         # A class, not an attribute: copies of the module have it, and what is called by name stays.
         module.__class__ = type(own.__name__, (Checkpointed, own), {"__module__": own.__module__})
     return taken
 
 
-def _checkpointed(function: Any, *args: Any, **kwargs: Any) -> Any:
-    return checkpoint(function, *args, use_reentrant=False, **kwargs)
-
-
-def _is_layer_of_transformers(kind: type) -> bool:
-    return any(each.__name__ == "GradientCheckpointingLayer" for each in kind.__mro__)
-
-
 def _enable(model: nn.Module) -> None:
     kind = type(model).__name__
     enable = getattr(model, "gradient_checkpointing_enable", None)
     of_timm = getattr(model, "set_grad_checkpointing", None)
-    if not callable(enable) and not callable(of_timm):
+    if callable(enable):
+        options = (
+            {"gradient_checkpointing_kwargs": {"use_reentrant": False}} if _takes_options(enable) else {}
+        )
+        switch_on = partial(enable, **options)
+    elif callable(of_timm):
+        switch_on = partial(of_timm, True)
+    else:
         message = (
             f"{KEY} = true: the {kind} has no gradient_checkpointing_enable(), as models of transformers have"
         )
         raise JobKeyError(KEY, message, _like(model))
     _require_repeatable(model, "")
     try:
-        if not callable(enable):
-            assert callable(of_timm)
-            of_timm(True)
-        elif _takes_options(enable):
-            enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        else:
-            enable()
+        switch_on()
     except (ValueError, NotImplementedError, AssertionError) as error:
         raise JobKeyError(KEY, f"{KEY} = true: the {kind} refuses: {error}", _like(model)) from error
 

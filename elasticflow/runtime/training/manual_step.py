@@ -20,8 +20,8 @@ from elasticflow.errors import NonFiniteLossError, StateError, StopTraining
 from elasticflow.runtime.measuring.marks import mark
 from elasticflow.runtime.process import host_copies, stopping
 from elasticflow.runtime.process.host_copies import HostCopy
-from elasticflow.runtime.training import model_buffers, replicable, several_optimizers
-from elasticflow.runtime.training.replicated_step import micro_batches
+from elasticflow.runtime.training import model_buffers, several_optimizers
+from elasticflow.runtime.training.replicated_step import micro_batches, require_whole
 from elasticflow.runtime.training.scalars import Scalars
 from elasticflow.runtime.training.step_row import StepRow
 
@@ -71,7 +71,7 @@ class ManualStep:
         logs_grad_norm: bool = True,
     ) -> None:
         self._worker, self._model, self._step, self._made = worker, model, training_step, made
-        replicable.require_whole(model)
+        require_whole(model)
         self._clip, self._logs_norm = clip_grad_norm, logs_grad_norm
         self._is_here = worker.device.type == "cpu"
         named = several_optimizers.optimizers(made)

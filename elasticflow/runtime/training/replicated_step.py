@@ -10,14 +10,13 @@ from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
-from elasticflow.errors import NonFiniteLossError, StopTraining
+from elasticflow.errors import NonFiniteLossError, StateError, StopTraining
 from elasticflow.runtime.measuring.marks import mark
 from elasticflow.runtime.process.host_copies import HostCopy
-from elasticflow.runtime.process.sharded_tensors import require_whole_scalars
+from elasticflow.runtime.process.sharded_tensors import is_sharded, require_whole_scalars
 from elasticflow.runtime.process.stopping import Leaving, request_stop
 from elasticflow.runtime.process.torch_private import foreach_div_
 from elasticflow.runtime.process.votes import LEAVE
-from elasticflow.runtime.training import replicable
 from elasticflow.runtime.training.loss import parse_loss, require_count
 from elasticflow.runtime.training.loss_weights import first_look
 from elasticflow.runtime.training.model_buffers import ModelBuffers
@@ -27,6 +26,7 @@ from elasticflow.runtime.training.scalars import LOSS_KEYS, Scalars
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import torch
     from torch import Tensor, nn
     from torch.amp import GradScaler
 
@@ -40,6 +40,11 @@ if TYPE_CHECKING:
 TrainingStep = Callable[["nn.Module", Any], Any]
 _EMPTY = (None, 0), 0
 _REQUIRES_GRAD = operator.attrgetter("requires_grad")
+WHOLE_REPLICA = (
+    "leave fully_shard, FSDP, tensor parallelism and device meshes out of model.entry: every worker has a whole replica, "
+    "and gradients are exchanged for you; a model that must be sharded is cut by [parallel] of the job file, or by join(shard=...)"
+)
+"""How to do without a sharded model."""
 
 
 class ReplicatedStep(ABC):
@@ -76,7 +81,7 @@ class ReplicatedStep(ABC):
         scaler: GradScaler | None = None,
     ) -> None:
         if not self._takes_sharded:
-            replicable.require_whole(model)
+            require_whole(model)
         self._worker, self._model, self._training_step = worker, model, training_step
         self._precision, self._on_nonfinite, self._scaler = precision, on_nonfinite, scaler
         self._all = list(model.parameters())
@@ -205,3 +210,34 @@ def micro_batches(batch: Batch, vote: Vote) -> Iterator[tuple[Any, int]]:
                 vote.stop_wanted = LEAVE
         vote.part += piece[1] / batch.samples
         yield piece
+
+
+def require_whole(model: nn.Module) -> None:
+    """Make sure that no parameter of *model* is a piece of a larger one.
+
+    Raises:
+        StateError: a parameter is one, by FSDP2 or tensor parallelism; named.
+    """
+    for name, parameter in model.named_parameters():
+        if is_sharded(parameter):
+            raise StateError(f"{name} is a DTensor: the model is sharded", WHOLE_REPLICA)
+
+
+def require_on(model: nn.Module, device: torch.device) -> None:
+    """Make sure that all parameters of *model* are on this rank's device.
+
+    Raises:
+        StateError: a parameter is elsewhere; named.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            raise StateError(
+                f"{name} is on the meta device, and has no values: run.wrap gives every rank rank 0's",
+                'build the model on the CPU; for one that no worker can hold whole: parallel.init = "meta" in a job file, or a loop that '
+                "calls fully_shard itself",
+            )
+        if parameter.device.type != device.type:
+            raise StateError(
+                f"{name} is on {parameter.device}, and this rank trains on {device}",
+                "model.to(run.device) before it is wrapped",
+            )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticflow.deep import diagnostics
+from elasticflow.deep.check import check_deep_facts
 from elasticflow.jobfile.checks.training_length import length_of_training, steps_per_epoch
 from elasticflow.jobfile.load import load_job
 from elasticflow.jobfile.tables.training import DatasetTable, TrainTable
@@ -239,7 +239,7 @@ def test_memory_for_snapshots_is_compared_once_their_size_is_known(
     file.write_text(JOB.format(train="steps = 100", dataset="", batch=64, rest=rest))
     job = load_job(file).job
     assert job is not None
-    found = diagnostics.check_deep_facts(
+    found = check_deep_facts(
         load_source(file), job, samples=None, snapshot_bytes=snapshot_bytes, memory_bytes=memory_bytes
     )
     assert [each.message for each in found] == ([] if expected is None else [expected])
@@ -254,9 +254,7 @@ def test_a_length_that_was_found_out_is_used_for_all_checks_of_length(tmp_path: 
     file.write_text(JOB.format(train="epochs = 2", dataset="", batch=64, rest=rest))
     job = load_job(file).job
     assert job is not None
-    found = diagnostics.check_deep_facts(
-        load_source(file), job, samples=640, snapshot_bytes=None, memory_bytes=None
-    )
+    found = check_deep_facts(load_source(file), job, samples=640, snapshot_bytes=None, memory_bytes=None)
     assert [each.code for each in found] == ["EF320", "EF407"]
 
 

@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from elasticflow.errors import DatasetError
+from elasticflow.protocol.json_codec import to_json
 from elasticflow.runtime.data import index_loader
 from elasticflow.runtime.data.dataset import require_same
 from elasticflow.runtime.data.fingerprint import fingerprint_of, look_at
@@ -161,7 +162,7 @@ def test_plain_values_beside_objects_that_vary_still_count(me: Any) -> None:
     assert not seen.is_plain
     still = look_at(Rows(lambda i: (Picture(i), i)))
     assert still.fingerprint([seen]) == one != still.fingerprint()
-    me.gather_text = lambda text: [text, text or seen.to_json()]
+    me.gather_text = lambda text: [text, text or to_json(seen)]
     assert index_loader.open_dataset(me, lambda: Rows(lambda i: (Picture(i), i)), "train").fingerprint == one
 
 
@@ -189,7 +190,7 @@ def test_one_rank_that_sees_it_is_enough(me: Any) -> None:
     still = Rows(lambda i: i)
     seen = look_at(Noisy(np.random.default_rng(0), lambda _, rng: rng.random())).varying
     assert seen is not None
-    me.gather_text = lambda text: [text, text or seen.to_json()]
+    me.gather_text = lambda text: [text, text or to_json(seen)]
     opened = index_loader.open_dataset(me, lambda: still, "train")
     assert opened.fingerprint == fingerprint_of(Noisy(np.random.default_rng(0), lambda _, rng: rng.random()))
     me.is_exact = True

@@ -13,12 +13,12 @@ from torch.utils.data import TensorDataset
 
 from elasticflow.errors import DatasetError
 from elasticflow.runtime.data import samplers
+from elasticflow.runtime.data.dataset import values_of
 from elasticflow.runtime.data.index_loader import IndexLoader, open_dataset
 from elasticflow.runtime.data.index_schedule import IndexSchedule
 from elasticflow.runtime.data.mixture import MixedDataset, in_words, shares_of
 from elasticflow.runtime.data.order.mixed import MOST_SHARE
 from elasticflow.runtime.data.sample_reader import SampleReader
-from elasticflow.runtime.data.values import values_of
 from elasticflow.runtime.process.random_streams import Generators
 
 

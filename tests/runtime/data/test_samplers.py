@@ -13,10 +13,10 @@ from elasticflow.errors import DatasetError, JobKeyError
 from elasticflow.runtime.data import samplers
 from elasticflow.runtime.data.index_loader import IndexLoader
 from elasticflow.runtime.data.index_schedule import IndexSchedule
-from elasticflow.runtime.data.sample_values import class_weights_of, lengths_of, weights_of
+from elasticflow.runtime.data.samplers import class_weights_of, lengths_of, weights_of
 
 if TYPE_CHECKING:
-    from elasticflow.runtime.data.sample_values import ValuesSource
+    from elasticflow.runtime.data.samplers import ValuesSource
 
 
 class Tokens(list[int]):

@@ -16,8 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from elasticflow.protocol.worker_environment import DeviceUsage
 from elasticflow.runtime.data.index_schedule import IndexSchedule
-from elasticflow.runtime.process.learning_rates import LearningRates
-from elasticflow.runtime.process.step_log import Heartbeat, Progress
+from elasticflow.runtime.process.step_log import Heartbeat, LearningRates, Progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,8 +21,8 @@ from elasticflow.errors import NonFiniteLossError, StepResultError
 from elasticflow.runtime.data.index_loader import Batch
 from elasticflow.runtime.loop.ballot import Ballot
 from elasticflow.runtime.loop.gradients import Gradients, LoopStep
-from elasticflow.runtime.process.learning_rates import LearningRates
 from elasticflow.runtime.process.position import Position
+from elasticflow.runtime.process.step_log import LearningRates
 from elasticflow.runtime.process.torch_private import HashStore
 from elasticflow.runtime.training import model_buffers
 from elasticflow.runtime.training.ddp import DDPStep

@@ -51,18 +51,13 @@ class BucketedOrder:
     has_repeats = False
 
     def __init__(self, lengths: NDArray[np.float64], batch: int, *, tail: str, seed: int) -> None:
-        self._lengths, self._batch, self._seed, self._spills = (
-            _in_few_bytes(lengths),
-            batch,
-            seed,
-            tail == "spill",
-        )
-        numbers = digest_of(self._lengths)
+        self._lengths = _in_few_bytes(lengths)
+        self._batch, self._seed, self._spills = batch, seed, tail == "spill"
         self.record: OrderRecord = {
             "kind": "bucketed",
             "version": VERSION,
             "places": len(lengths),
-            "numbers": numbers,
+            "numbers": digest_of(self._lengths),
             "batch": batch,
             "tail": tail,
         }

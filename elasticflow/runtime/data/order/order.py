@@ -20,7 +20,7 @@ VERSION = 1
 OrderRecord = int | Mapping[str, Any]
 """How state.json names an order: the version of the shuffle, or what tells a declared order from every other one."""
 
-_REMEDY = "continue with the version of elasticflow that took it, or start a new run"
+OTHER_VERSION = "continue with the version of elasticflow that took it, or start a new run"
 
 
 class Order(Protocol):
@@ -98,7 +98,7 @@ def require_same_order(now: OrderRecord, then: OrderRecord) -> None:
         raise StateError(
             f"the snapshot's position counts in {before['kind']} order {before.get('version')} of the samples, and this version of "
             f"elasticflow knows {after['kind']} order {after.get('version')} only",
-            _REMEDY,
+            OTHER_VERSION,
         )
     differences = "; ".join(
         f"{_PARTS.get(key, key)}: {after.get(key)}, not {before.get(key)}" for key in parts

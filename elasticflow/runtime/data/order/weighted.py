@@ -44,12 +44,11 @@ class WeightedOrder:
         sums *= 2.0**_BITS
         self._ends = sums.astype(np.int64)
         self._keys = [np.uint64(seed_of(seed, "draws", number)) for number in range(2)]
-        numbers = digest_of(self._ends)
         self.record: OrderRecord = {
             "kind": "weighted",
             "version": VERSION,
             "places": self._places,
-            "numbers": numbers,
+            "numbers": digest_of(self._ends),
         }
 
     def __len__(self) -> int:

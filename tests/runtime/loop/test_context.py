@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from elasticflow.runtime.loop.images import png_of
+from elasticflow.runtime.loop.context import png_of
 
 
 def decoded(png: bytes) -> np.ndarray[Any, Any]:

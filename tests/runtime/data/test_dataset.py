@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from elasticflow.errors import DatasetError, JobKeyError
-from elasticflow.runtime.data import dataset, index_loader, values
+from elasticflow.runtime.data import dataset, index_loader
 
 
 class Tokenizer:
@@ -40,7 +40,7 @@ class Text(list[int]):
 def test_attributes_become_plain_values() -> None:
     """Numbers of numpy and torch as Python's; attributes of attributes by dots."""
     names = ("vocab_size", "mean", "std", "names", "tokenizer.size")
-    found = values.values_of(Text(), dict.fromkeys(names, "model.args.x"))
+    found = dataset.values_of(Text(), dict.fromkeys(names, "model.args.x"))
     assert found == {
         "vocab_size": 65,
         "mean": 0.5,
@@ -63,7 +63,7 @@ REFUSED = [
 def test_what_is_not_there_or_no_value_is_told_at_its_key(name: str, message: str, remedy: str) -> None:
     """With the attributes that there are."""
     with pytest.raises(JobKeyError) as told:
-        values.values_of(Text(), {name: "model.args.config.args.x"})
+        dataset.values_of(Text(), {name: "model.args.config.args.x"})
     assert told.value.key == "model.args.config.args.x"
     assert told.value.message.startswith(f"model.args.config.args.x is ${{dataset.{name}}}")
     assert message in told.value.message
@@ -73,7 +73,7 @@ def test_what_is_not_there_or_no_value_is_told_at_its_key(name: str, message: st
 def test_an_error_of_the_datas_own_is_its_own() -> None:
     """It is not told as an attribute that is missing."""
     with pytest.raises(AttributeError, match="nothing"):
-        values.values_of(Text(), {"broken": "model.args.x"})
+        dataset.values_of(Text(), {"broken": "model.args.x"})
 
 
 def test_long_lists_and_infinities_are_no_values() -> None:
@@ -82,7 +82,7 @@ def test_long_lists_and_infinities_are_no_values() -> None:
         data = Text()
         data.vocab_size = value  # type: ignore[assignment]
         with pytest.raises(JobKeyError):
-            values.values_of(data, {"vocab_size": "model.args.x"})
+            dataset.values_of(data, {"vocab_size": "model.args.x"})
 
 
 def test_an_opened_dataset_has_its_values_and_tells_them(me: Any) -> None:
@@ -90,7 +90,7 @@ def test_an_opened_dataset_has_its_values_and_tells_them(me: Any) -> None:
     opened = index_loader.open_dataset(me, Text, "train", values={"vocab_size": "model.args.x"})
     assert opened.values == {"vocab_size": 65}
     assert me.events[0]["values"] == {"vocab_size": 65}
-    assert values.marks_of(opened.values) == {"dataset.vocab_size": "65"}
+    assert dataset.marks_of(opened.values) == {"dataset.vocab_size": "65"}
 
 
 def test_ranks_with_other_values_are_refused(me: Any) -> None:
