@@ -143,7 +143,7 @@ def show_looked_for(findings: Sequence[Diagnostic], selection: Selection) -> Non
 
 def _selection(select: Sequence[str], ignore: Sequence[str]) -> Selection:
     """Return the selected codes."""
-    from elasticflow.jobfile.diagnostics.explanations import titles
+    from elasticflow.jobfile.diagnostics.codes import titles
     from elasticflow.lint.check import Selection
 
     known = [code for code in titles() if code.startswith("EF6")]
@@ -201,7 +201,7 @@ def _summary(shown: Sequence[Diagnostic], num_files: int, num_others: int, *, st
 
 def looked_for(findings: Iterable[Diagnostic], selection: Selection) -> list[tuple[str, str, str]]:
     """Return a row for each selected subject: its codes, the fault, and the number of findings by code."""
-    from elasticflow.jobfile.diagnostics.explanations import titles
+    from elasticflow.jobfile.diagnostics.codes import titles
 
     findings = list(findings)
     found = Counter(each.code for each in findings)

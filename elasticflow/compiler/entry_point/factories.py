@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from elasticflow.compiler.entry_point.imports import Imports
+    from elasticflow.compiler.entry_point.source_code import Imports
     from elasticflow.jobfile.tables.evaluation import MetricTable
     from elasticflow.jobfile.tables.job import Job
     from elasticflow.jobfile.tables.training import DatasetTable, GroupTable

@@ -15,10 +15,10 @@ from elasticflow.compiler.entry_point.factories import (
     partial_of,
     training_data,
 )
-from elasticflow.compiler.entry_point.imports import Imports
 from elasticflow.compiler.entry_point.source_code import (
     Call,
     Code,
+    Imports,
     Name,
     call,
     flat,

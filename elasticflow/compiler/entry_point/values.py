@@ -419,7 +419,7 @@ def _gradients(job: Job, forms: CallForms) -> Code:
             "logs_grad_norm": False if job.logging.grad_norm is False else None,
         }
     else:
-        ddp = {key: value for key, value in job.ddp.model_dump().items() if value not in (None, False)}
+        ddp = {key: value for key, value in job.ddp if value not in (None, False)}
         options = {
             "precision": Name("PRECISION"),
             "on_nonfinite": job.train.on_nonfinite,

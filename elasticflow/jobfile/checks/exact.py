@@ -47,7 +47,7 @@ def check_exact(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
 
 def options_of_ddp(source: Source, code: str, ddp: DdpTable | None, without: str) -> Iterator[Diagnostic]:
     """Yield an error for each option in [ddp], of which the part of the job named *without* makes no use."""
-    for key, value in ddp.model_dump().items() if ddp is not None else ():
+    for key, value in ddp or ():
         if value not in (None, False):
             message = f"ddp.{key} is an option of DistributedDataParallel, which {without} does without"
             remedy = "leave it out"
