@@ -148,7 +148,7 @@ def _ranks(folder: RunFolder, text: str) -> tuple[int, ...]:
 def _may_report_steps(folder: RunFolder) -> bool:
     """Return False if the source of the run's script shows that it never calls `elasticflow.join`."""
     from elasticflow.compiler.launch_folder import made_in
-    from elasticflow.trials.own_loop import require_own_loop
+    from elasticflow.trials.trial import require_own_loop
 
     # A record or a script that cannot be read shows nothing.
     with contextlib.suppress(LaunchFolderError, IndexError, OSError):

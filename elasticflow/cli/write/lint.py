@@ -92,8 +92,8 @@ def command(
 
 def _show_form_of(path: Path, name: str) -> None:
     from elasticflow.errors import ScriptError
+    from elasticflow.lint.check import read
     from elasticflow.lint.script.forms import form_of
-    from elasticflow.lint.script.source import read
 
     try:
         script = read(path, name)

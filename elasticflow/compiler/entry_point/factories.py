@@ -10,8 +10,7 @@ from elasticflow.jobfile.entry_points.calls import takes_optimizer_later, takes_
 from elasticflow.jobfile.entry_points.object_arguments import dataset_values, object_of
 from elasticflow.jobfile.tables.evaluation import metric_entry
 from elasticflow.jobfile.type_checks.annotations import DatasetValue
-from elasticflow.python_source.definitions import Definition, MethodError
-from elasticflow.python_source.modules import Finder, UnresolvedError
+from elasticflow.python_source.modules import Definition, Finder, MethodError, UnresolvedError
 from elasticflow.python_source.resolve import Resolver
 from elasticflow.python_source.signatures import Signature, signature_of
 

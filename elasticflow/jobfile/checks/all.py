@@ -7,16 +7,13 @@ import shutil
 from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.checks.evaluation import check_evaluation_data, check_stop_when
-from elasticflow.jobfile.checks.exact import check_exact
-from elasticflow.jobfile.checks.parallel import check_parallel
-from elasticflow.jobfile.checks.sampling import check_data_shards, check_sampling
 from elasticflow.jobfile.checks.schedules import check_schedule, check_schedule_metric
+from elasticflow.jobfile.checks.shards import check_data_shards, check_exact, check_parallel
 from elasticflow.jobfile.checks.slurm import check_slurm
 from elasticflow.jobfile.checks.training_length import check_intervals, samples_per_epoch
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
-from elasticflow.jobfile.entry_points.free_tables import check_free_values, check_secrets
-from elasticflow.jobfile.entry_points.object_arguments import check_objects
+from elasticflow.jobfile.entry_points.object_arguments import check_free_values, check_objects, check_secrets
 from elasticflow.jobfile.tables.evaluation import (
     OF_LOSS,
     MetricTable,
@@ -38,6 +35,7 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.diagnostics.positions import KeyPath
     from elasticflow.jobfile.tables.evaluation import EvaluationTable
     from elasticflow.jobfile.tables.job import ValidTables
+    from elasticflow.jobfile.tables.training import DatasetTable
     from elasticflow.jobfile.text.source import Source
 
 _URIS = (("snapshots", "uri"), ("model", "weights"), ("torchrun", "log_dir"))
@@ -58,7 +56,7 @@ def check_tables(source: Source, tables: ValidTables) -> list[Diagnostic]:
         *check_exact(source, tables),
         *check_parallel(source, tables),
         *check_data_shards(source, tables),
-        *check_sampling(source, tables),
+        *_sampling(source, tables),
         *check_evaluation_data(source, tables),
         *_measures(source, tables),
         *check_stop_when(source, tables),
@@ -122,6 +120,57 @@ def _batch(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
         )
         remedy = f"a pass over the data is not even one step: use a batch of at most {dataset.samples:,}"
         yield source.problem(codes.BATCH_OVER_DATA, message, path, severity="warning", remedy=remedy)
+
+
+def _sampling(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
+    """Yield the keys that cannot be combined with a job's sampler or mixture."""
+    dataset = tables.get("dataset")
+    if dataset is None:
+        return
+    for key in ("sampler", "mix"):
+        if getattr(dataset, key) and dataset.shards is not None:
+            message = f"dataset.{key} draws samples by their numbers, and data shards are read in order"
+            remedy = (
+                "leave it out and let the shards' own code draw, or read the data by index: an object with __len__ and __getitem__,\n"
+                "without dataset.shards"
+            )
+            yield _no_sampling(source, key, message, remedy)
+    kind = None if dataset.sampler is None else dataset.sampler.kind
+    if dataset.mix:
+        yield from _mixture(source, dataset, kind)
+    elif kind == "temperature":
+        message = (
+            "dataset.sampler.temperature shares samples out among the sets of a mixture, and there is one set"
+        )
+        remedy = "leave it out, or name several sets: [[dataset.mix]] with an entry each"
+        yield _no_sampling(source, "sampler", message, remedy)
+
+
+def _mixture(source: Source, dataset: DatasetTable, kind: str | None) -> Iterator[Diagnostic]:
+    if dataset.args:
+        message = "dataset.args belong to dataset.entry, and each set of dataset.mix has args of its own"
+        yield _no_sampling(source, "args", message, "move them into the tables of [[dataset.mix]]")
+    if kind not in (None, "temperature"):
+        message = f"dataset.sampler.{kind} goes by the samples of one set, and dataset.mix names several"
+        remedy = (
+            "leave it out; or return all sets as one from a function of your own (torch.utils.data.ConcatDataset), as dataset.entry,\n"
+            f"with {kind} for the samples of all"
+        )
+        yield _no_sampling(source, "sampler", message, remedy)
+    without = [number for number, each in enumerate(dataset.mix) if each.weight is None]
+    if kind == "temperature" and len(without) < len(dataset.mix):
+        number = next(number for number, each in enumerate(dataset.mix) if each.weight is not None)
+        message = "dataset.sampler.temperature makes the sets' shares of their sizes, and a set has a weight of its own"
+        path = ("dataset", "mix", number, "weight")
+        yield source.problem(codes.SAMPLER, message, path, remedy="keep the weights, or the temperature")
+    elif 0 < len(without) < len(dataset.mix):
+        message = f"dataset.mix[{without[0]}] has no weight, and other sets have one"
+        remedy = "give every set a weight, or none: then each is drawn by its size"
+        yield source.problem(codes.SAMPLER, message, ("dataset", "mix", without[0]), remedy=remedy)
+
+
+def _no_sampling(source: Source, key: str, message: str, remedy: str) -> Diagnostic:
+    return source.problem(codes.SAMPLER, message, ("dataset", key), at_key=True, remedy=remedy)
 
 
 def _best(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
