@@ -161,7 +161,7 @@ class Name:
     text: str
 
 
-def call(name: str, *positional: Code, **named: Any) -> Call:
+def call(name: str, /, *positional: Code, **named: Any) -> Call:
     """Return a call whose named arguments are code (Call, Display, Name), or values that are written as literals."""
     arguments = [("", argument) for argument in positional]
     arguments += [(f"{key}=", literal(value, key)) for key, value in named.items()]

@@ -197,22 +197,22 @@ def check_data_shards(source: Source, tables: ValidTables) -> Iterator[Diagnosti
         return
     train = tables.get("train")
     why, nodes = "every worker reads whole shards", tables.get("nodes")
-    yield from too_few_shards(source, codes.DATA_DATA_SHARDS, _DATA_SHARDS, dataset.shards, nodes, why)
+    yield from too_few_shards(source, codes.DATA_SHARDS, _DATA_SHARDS, dataset.shards, nodes, why)
     yield from _data_batch(source, dataset.shards, dataset.global_batch_size)
     if dataset.tail == "drop":
         message = 'dataset.tail = "drop" needs the length of the data, which data shards do not tell'
         remedy = 'use "spill" (the last batch of an epoch continues in the next one) or "short"'
-        yield source.problem(codes.DATA_DATA_SHARDS, message, ("dataset", "tail"), remedy=remedy)
+        yield source.problem(codes.DATA_SHARDS, message, ("dataset", "tail"), remedy=remedy)
     if dataset.samples is not None:
         message = (
             "dataset.samples is the length of data that is read by index, and data shards do not tell theirs"
         )
-        yield source.problem(codes.DATA_DATA_SHARDS, message, ("dataset", "samples"), remedy="leave it out")
+        yield source.problem(codes.DATA_SHARDS, message, ("dataset", "samples"), remedy="leave it out")
     if train is not None and train.virtual_shards is not None and dataset.shards % train.virtual_shards:
         message = f"dataset.shards ({dataset.shards}) is not a multiple of train.virtual_shards ({train.virtual_shards})"
         shards = -(-dataset.shards // train.virtual_shards) * train.virtual_shards
         remedy = f"each virtual shard reads its own data shards: use shards = {shards}"
-        yield source.problem(codes.DATA_DATA_SHARDS, message, _DATA_SHARDS, remedy=remedy)
+        yield source.problem(codes.DATA_SHARDS, message, _DATA_SHARDS, remedy=remedy)
     yield _promise(source, is_exact=train is not None and train.consistency == "exact")
 
 
@@ -221,7 +221,7 @@ def _data_batch(source: Source, shards: int, size: int) -> Iterator[Diagnostic]:
         message = f"dataset.global_batch_size ({size}) is not a multiple of dataset.shards ({shards})"
         rounded = max(1, round(size / shards)) * shards
         remedy = f"a step takes equally much of every shard: use shards = {nearest_divisors(size, shards)}, or a batch of {rounded}"
-        yield source.problem(codes.DATA_DATA_SHARDS, message, _DATA_SHARDS, remedy=remedy)
+        yield source.problem(codes.DATA_SHARDS, message, _DATA_SHARDS, remedy=remedy)
 
 
 def _promise(source: Source, *, is_exact: bool) -> Diagnostic:
