@@ -95,7 +95,6 @@ def _memory(needs: Needs, free: int, fact: str) -> CheckResult:
 
 
 def _of_newest_run(needs: Needs, free: int) -> Iterator[CheckResult]:
-    """Yield what the job's newest run tells about the memory that a run takes."""
     if needs.job is None:
         return
     run = next(iter(list_runs(needs.root, needs.job.job.name)), None)
@@ -108,7 +107,6 @@ def _of_newest_run(needs: Needs, free: int) -> Iterator[CheckResult]:
 
 
 def _standbys(needs: Needs, free: int, standbys: NodeStandbys, of_run: str) -> CheckResult:
-    """Return the cost of the standby workers that a run had."""
     name, needed = "standby workers", needs.workers * standbys.memory_of_one
     cost = f"{size(standbys.memory_of_one)} and {span(standbys.seconds)} to get ready"
     fact = f"one takes {cost}{of_run}"

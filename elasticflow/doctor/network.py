@@ -120,7 +120,6 @@ def _own_endpoint(host: str, port: int, endpoint: str) -> CheckResult:
 
 
 def _reason(error: object) -> str:
-    """Return the text of the error without its number."""
     return str(getattr(error, "strerror", None) or error)
 
 

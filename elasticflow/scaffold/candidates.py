@@ -185,7 +185,6 @@ def _role_of_function(node: ast.FunctionDef, *, makes_dataset: bool) -> Role | N
 
 
 def _used_by_others(candidates: Iterable[Candidate]) -> set[str]:
-    """Return the names of models that other models of the file use as parts."""
     models = [each for each in candidates if each.role == "model"]
     names = {each.name for each in models}
     return {

@@ -299,7 +299,6 @@ class FaultActor:
         return done
 
     def _do(self, number: int, fault: Fault) -> int:
-        """Do one fault and return the rank that it hits."""
         if fault.clause is not None or KINDS[fault.what].nodes:
             cue(self._folder, number).touch()
             return self._worker(fault.rank).rank if fault.rank is None else fault.rank

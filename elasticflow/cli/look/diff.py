@@ -103,7 +103,6 @@ def _facts(inputs: RunInputs) -> dict[str, object]:
 def _text_of(
     old: RunInputs, new: RunInputs, differences: Sequence[Difference], sources: Sequence[str] | None
 ) -> Iterator[str]:
-    """Yield the lines that `elasticflow diff` prints."""
     from elasticflow.compiler.provenance.drift import lines_of
 
     # The order is the caller's: the second run may be the older one.

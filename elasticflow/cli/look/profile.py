@@ -114,7 +114,6 @@ def command(
 
 
 def _ranks(folder: RunFolder, text: str) -> tuple[int, ...]:
-    """Return the ranks that *text* names."""
     status = read_status(folder)
     if not is_locked(folder) and status.pid is None:
         again = (
@@ -160,7 +159,6 @@ def _may_report_steps(folder: RunFolder) -> bool:
 
 
 def _ask(folder: RunFolder, request: ProfileRequest) -> int:
-    """Put *request* into the run folder, and return its number."""
     number = max((int(p.name) for p in folder.profiles.glob("*") if p.name.isdecimal()), default=0) + 1
     while True:
         path = folder.profile_request(number)
@@ -246,7 +244,6 @@ class _Story:
 
 
 def _show(folder: RunFolder, number: int, sort: str, most: int, form: str) -> int:
-    """Print a summary of the traces of request *number*; return the exit code."""
     found = folder.traces(number)
     answers = _Story(folder, number).answers
     failed = [record for record in answers.values() if record["event"] == events.PROFILE_FAILED]

@@ -103,7 +103,6 @@ def _schema(kind: str | None) -> str:
 
 
 def _explain(name: str, topics: list[str]) -> None:
-    """Print the meaning of a code, of all codes, or of another tool's name."""
     from elasticflow.cli.output import paint
     from elasticflow.jobfile.diagnostics.codes import explanation_of, titles
 

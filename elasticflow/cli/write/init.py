@@ -152,7 +152,6 @@ def _new_job(options: InitOptions, *, only_print: bool) -> NewJob:
 
 
 def _is_script(path: Path | None, of_model: list[str], *, is_said: bool) -> bool:
-    """Return whether the file is a training script."""
     if is_said and of_model:
         names = ", ".join(f"--{name.replace('_', '-').replace('overrides', 'set')}" for name in of_model)
         raise click.UsageError(f"{names} go with a model; a script has its own arguments: --args")

@@ -315,7 +315,6 @@ def _job_name(model: str) -> str:
 
 
 def _lines(found: Sequence[Candidate]) -> list[str]:
-    """Return a line for each candidate: its role, its entry point, its file and line."""
     ordered = sorted(found, key=lambda each: ROLES.index(each.role))
     return [
         f"  {each.role:<8} {each.entry:<24}  {each.definition.where}"

@@ -142,7 +142,6 @@ def show_looked_for(findings: Sequence[Diagnostic], selection: Selection) -> Non
 
 
 def _selection(select: Sequence[str], ignore: Sequence[str]) -> Selection:
-    """Return the selected codes."""
     from elasticflow.jobfile.diagnostics.codes import titles
     from elasticflow.lint.check import Selection
 

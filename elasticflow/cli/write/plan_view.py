@@ -82,7 +82,6 @@ def lines_of(view: PlanView, width: int) -> Iterator[str]:
 
 
 def _command(plan: LaunchPlan, width: int) -> Iterator[str]:
-    """Yield the torchrun command that is equal to the launch, and the variables that it needs."""
     yield paint("# the launch as a command of torchrun", dim=True)
     if plan.script is None:  # another train.py may lie in the project
         yield paint("# (its train.py and torchrun.sh: elasticflow plan JOB -o DIR)", dim=True)
@@ -122,7 +121,6 @@ def _differences(drift: Sequence[Difference], width: int) -> Iterator[str]:
 
 
 def _environment(plan: LaunchPlan, width: int) -> Iterator[str]:
-    """Yield the variables in groups, each below its reason."""
     groups: dict[str, list[str]] = {}
     for name, value in plan.environment.items():
         groups.setdefault(plan.reasons[name], []).append(f"{name}={shlex.quote(value)}")
@@ -181,7 +179,6 @@ def figures_table(job: Job, known: Knowledge, ahead: Forecast, run_facts: RunFac
 
 
 def _length(job: Job, known: Knowledge, ahead: Forecast, measured: Callable[..., Row]) -> Iterator[Row]:
-    """Yield the rows of the length of training: samples, steps, evaluations and their time."""
     is_read = job.dataset.shards is None
     unknown = f"{_WITH_DEEP}, or set dataset.samples" if is_read else "unknown until they are read"
     yield measured("samples", "samples", _count, unknown)
@@ -204,7 +201,6 @@ def _length(job: Job, known: Knowledge, ahead: Forecast, measured: Callable[...,
 
 
 def _snapshots(job: Job, ahead: Forecast, measured: Callable[..., Row]) -> Iterator[Row]:
-    """Yield the rows of snapshots: the size of one, the number taken and kept, and their bytes."""
     yield measured("a snapshot", "snapshot_bytes", size, _WITH_DEEP)
     rate, written = ahead.snapshots_per_hour, ahead.bytes_per_hour
     if rate is None:

@@ -315,7 +315,6 @@ def _of_evaluation(name: str, table: EvaluationTable, taken: frozenset[str]) -> 
 
 
 def _hook(table: HookTable, imports: Imports, name: str) -> Call:
-    """Return the record of a hook."""
     where = f"hooks.{name}.args"
     args = {key: argument(value, imports, f"{where}.{key}") for key, value in table.args.items()}
     function = imports.name_of(table.entry)

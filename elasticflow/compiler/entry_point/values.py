@@ -239,7 +239,6 @@ def _hooks(job: Job, functions: Mapping[str, Function], forms: CallForms) -> Lin
 
 
 def _train(job: Job, forms: CallForms) -> dict[str, Line]:
-    """Return the lines of the loop over batches, and its arguments."""
     optimizer, moves, table = _name_of_optimizer(forms), forms.step_moves_optimizers, job.lr_scheduler
     parameters = {
         "run": "Run",
@@ -273,7 +272,6 @@ def _train(job: Job, forms: CallForms) -> dict[str, Line]:
 
 
 def _gradient_norm(job: Job) -> Line:
-    """Return the line that clips the gradient or logs its norm."""
     if job.optimizer.clip_grad_norm is None:
         return "run.worker.log_grad_norm_of(model)" if job.logging.grad_norm else None
     clip = call("nn.utils.clip_grad_norm_", "model.parameters()", "CLIP_GRAD_NORM")
@@ -397,7 +395,6 @@ def _unless(value: Any, usual: Any) -> Any:
 
 
 def _gradients(job: Job, forms: CallForms) -> Code:
-    """Return the code that says how the gradients of a step are made."""
     options: dict[str, Any]
     if forms.step_moves_optimizers:
         clips = job.optimizer.clip_grad_norm is not None
@@ -418,7 +415,6 @@ def _gradients(job: Job, forms: CallForms) -> Code:
 
 
 def _sharding(job: Job) -> Line:
-    """Return the code that says how the model is sharded."""
     if job.parallel is None:
         return None
     options = given(

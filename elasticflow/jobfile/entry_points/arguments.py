@@ -91,7 +91,6 @@ class ArgumentCheck:
         ]
 
     def _of_sklearn(self) -> Diagnostic:
-        """Return the problem of a metric that takes (y_true, y_pred), the arguments in the other order."""
         text = self._entry.call.text
         message = f"{text} takes the targets first, and classes: a metric is called with outputs, targets"
         name = text.rpartition(":")[2]
@@ -157,7 +156,6 @@ class ArgumentCheck:
                 return self._entry.problem(codes.BAD_ARGUMENT, message, f"let it take {given}\n{defined}")
 
     def _how_to_give(self, name: str) -> str:
-        """Return the remedy for a missing argument."""
         call = self._entry.call
         if call.args is not None and name in self._by_place_only:
             return _BY_PLACE

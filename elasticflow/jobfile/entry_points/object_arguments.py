@@ -269,7 +269,6 @@ def _of_variables(source: Source, written: TomlTable) -> Iterator[Diagnostic]:
 
 
 def _without_references(text: str) -> str:
-    """Return a text without its references."""
     return re.sub(r"\$\{[^{}]*\}", "", text)
 
 

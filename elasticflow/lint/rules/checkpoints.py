@@ -166,7 +166,6 @@ def _is_run_by_all(script: Script, node: ast.AST, hops: int = 6) -> bool:
 
 
 def _is_started(script: Script, name: str) -> bool:
-    """Return whether `mp.spawn` is given a function of this file."""
     spawns = script.calls_of("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
     return any(dotted_name(argument(call, "fn", 0) or call) == name for call in spawns)
 
