@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem, ShellComplete
 
+from elasticflow.cli.output import cut
 from elasticflow.jobfile.project import current_project_root
 from elasticflow.run_folder import RUN_ID, RUNS, SNAPSHOT_NAME, RunFolder, recorded_place
 
@@ -76,8 +77,7 @@ def _is_command(before: Sequence[str], group: click.Group) -> bool:
 
 def _short(about: str | None) -> str:
     """Return the first line of a description, short enough for a menu."""
-    text = (about or "").partition("\n")[0]
-    return text if len(text) <= _MOST_LETTERS else f"{text[: _MOST_LETTERS - 3]}..."
+    return cut((about or "").partition("\n")[0], _MOST_LETTERS)
 
 
 def _for_bash(line: str, breaks: str, group: click.Group) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from elasticflow import events
-from elasticflow.cli.output import paint, print_json, shortest_path, table, terminal_width
+from elasticflow.cli.output import cut, paint, print_json, shortest_path, table, terminal_width
 from elasticflow.cli.parameters import RUN, format_option
 from elasticflow.errors import (
     ANSWER_IS_NO,
@@ -323,7 +323,7 @@ def _operators(title: str, operators: Sequence[Operator], count: int, sort: str,
     whole = sum(each.self_us for each in operators) or 1.0
     rows = [
         (
-            _short(f"{each.name} {each.shapes}".strip()),
+            cut(f"{each.name} {each.shapes}".strip(), _LONGEST_NAME),
             _time(each.self_us / max(count, 1)),
             f"{each.self_us / whole:.0%}",
             _time(each.total_us / max(count, 1)),
@@ -342,7 +342,3 @@ def _time(microseconds: float) -> str:
     if microseconds < 999.5:
         return f"{microseconds:.0f} us"
     return f"{microseconds / 1e3:.1f} ms" if microseconds < 99_950 else span(microseconds / 1e6)
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."

@@ -7,7 +7,7 @@ import shlex
 import textwrap
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from elasticflow.cli.output import paint, table
+from elasticflow.cli.output import paint, paint_weight, table
 from elasticflow.cli.write.plan_facts import facts
 from elasticflow.compiler.plan.batch_split import worlds
 from elasticflow.compiler.plan.launch_plan import torchrun_command
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from elasticflow.compiler.provenance.drift import Difference
     from elasticflow.jobfile.tables.job import Job
     from elasticflow.observe.estimates import RunFacts
-    from elasticflow.protocol.key_weights import Weight
     from elasticflow.protocol.shard_groups import Shard
 
 _MARGIN = 13
@@ -36,7 +35,6 @@ _ANSWERS: dict[Answer, str] = {
     "asks": "it could continue as this job, with --accept-drift only",
     "refuses": "it cannot continue as this job",
 }
-_COLOURS: dict[Weight, str] = {"corrupting": "red", "trajectory": "yellow", "harmless": "green"}
 
 
 class PlanView(NamedTuple):
@@ -111,7 +109,7 @@ def _drift(run_facts: RunFacts, answer: Answer) -> str:
 
 def _differences(drift: Sequence[Difference], width: int) -> Iterator[str]:
     """Yield the table of differences; a reason that does not fit on the line is on the next one."""
-    for line in drift_lines(drift, lambda text, weight: paint(text, _COLOURS[weight], bold=True)):
+    for line in drift_lines(drift, paint_weight):
         if len(line) <= width:
             yield line
             continue
