@@ -107,8 +107,8 @@ def entry_calls(raw: TomlTable) -> Iterator[EntryCall]:
         place, key = (("hooks", name), "entry") if isinstance(hook, dict) else (("hooks",), name)
         yield from _call(hook if isinstance(hook, dict) else hooks, key, place, ("context",))
     for name in (custom := table_at(raw, "logging", "custom")):
-        place = ("logging", "custom", name)
-        yield from _call(table_at(custom, name), "entry", place, ("options",), args=None, is_argument=True)
+        path = ("logging", "custom", name)
+        yield from _call(table_at(custom, name), "entry", path, ("options",), args=None, is_argument=True)
     for each in objects_of(raw):
         is_partial, args = each.is_partial, (*each.path, "args")
         yield EntryCall(each.entry, (*each.path, "entry"), (), args, is_argument=True, is_partial=is_partial)

@@ -247,8 +247,6 @@ class SlurmTable(Table):
                 "output", codes.SLURM, message, "put the number into the name of the file: logs/%x-%j.out"
             )
         if self.extra or self.srun:
-            from elasticflow.jobfile.tables.sbatch_options import why_refused, why_refused_by_srun
-
             for key, why in (("extra", why_refused), ("srun", why_refused_by_srun)):
                 for line in getattr(self, key):
                     if (refusal := why(line)) is not None:
