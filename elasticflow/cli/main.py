@@ -200,7 +200,7 @@ def _leave_before_it_began(number: int, frame: object) -> None:
 def run() -> NoReturn:
     """Run the command line and exit the process with its exit code."""
     if shell := os.environ.get("_ELASTICFLOW_COMPLETE"):
-        from elasticflow.cli.completer import answer
+        from elasticflow.cli.completion_candidates import answer
 
         sys.stdout.write(answer(shell, sys.argv[1:], group))
         sys.stdout.flush()

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.diagnostics.render_text import Format
     from elasticflow.jobfile.load import LoadedJob
     from elasticflow.observe.status import RunStatus
+    from elasticflow.protocol.key_weights import Weight
     from elasticflow.run_folder import RunFolder
 
 STATUS_COLOURS = {"running": "cyan", "finished": "green", "interrupted": "yellow", "failed": "red"}
@@ -49,6 +50,16 @@ def shell_path(path: Path) -> str:
 def paint(text: str, colour: str | None = None, *, bold: bool = False, dim: bool = False) -> str:
     """Return *text* in colour; `click.echo` removes colours where they are not wanted (`main.group`)."""
     return click.style(text, fg=colour, bold=bold or None, dim=dim or None)
+
+
+def paint_weight(text: str, weight: Weight) -> str:
+    """Return *text* in the colour of a difference of this weight."""
+    return paint(text, {"corrupting": "red", "trajectory": "yellow", "harmless": "green"}[weight], bold=True)
+
+
+def cut(text: str, most: int) -> str:
+    """Return *text* if it has at most *most* letters, and otherwise its beginning and `...`."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def run_headline(status: RunStatus) -> str:

@@ -19,21 +19,38 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.load import LoadedJob
 
 
-class Completed(click.types.StringParamType):
-    """A word with candidates; another word may be typed.
+class _WithCandidates:
+    """A parameter's type with completions: `candidates` names the function in `completion_candidates` that yields them.
 
-    Args:
-        candidates: Name of the function in `completion_candidates` that yields them.
+    They are named, not imported: only a shell that asks needs them.
     """
 
-    def __init__(self, candidates: str) -> None:
-        self._candidates = candidates
+    candidates: str
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
         """Return the candidates that begin with *incomplete* and were not given before."""
-        return _items(self._candidates, ctx, param, incomplete)
+        from click.shell_completion import CompletionItem
+
+        from elasticflow.cli import completion_candidates
+
+        candidates = dict(getattr(completion_candidates, self.candidates)(ctx, incomplete))
+        given = ctx.params.get(param.name or "")
+        # A file or a snapshot is given once.
+        used = set(map(str, given)) if isinstance(given, tuple) else set()
+        return [
+            CompletionItem(value, help=about)
+            for value, about in candidates.items()
+            if value.startswith(incomplete) and value not in used
+        ]
+
+
+class Completed(_WithCandidates, click.types.StringParamType):
+    """A word with candidates; another word may be typed."""
+
+    def __init__(self, candidates: str) -> None:
+        self.candidates = candidates
 
 
 class RunId(Completed):
@@ -65,22 +82,12 @@ class Amount(click.types.StringParamType):
         return value
 
 
-class CompletedPath(click.Path):
-    """A path with candidates, given to the command as `Path`.
-
-    Args:
-        candidates: As for `Completed`.
-    """
+class CompletedPath(_WithCandidates, click.Path):
+    """A path with candidates, given to the command as `Path`."""
 
     def __init__(self, candidates: str, *, file_okay: bool = True, dir_okay: bool = True) -> None:
         super().__init__(path_type=Path, file_okay=file_okay, dir_okay=dir_okay)
-        self._candidates = candidates
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        """Return the candidates that begin with *incomplete* and were not given before."""
-        return _items(self._candidates, ctx, param, incomplete)
+        self.candidates = candidates
 
 
 class JobFile(CompletedPath):
@@ -90,33 +97,15 @@ class JobFile(CompletedPath):
         """Return the path. It need not exist; the reader reports a missing file."""
         path = super().convert(value, param, ctx)
         if isinstance(path, Path) and len(path.parts) == 1 and not path.suffix and not path.exists():
+            from elasticflow.cli.output import shortest_path
             from elasticflow.jobfile.project import current_project_root, job_file_called
 
             found = job_file_called(current_project_root(), path.name)
             if found is not None:
-                return found.relative_to(Path.cwd()) if found.is_relative_to(Path.cwd()) else found
+                return Path(shortest_path(found))
         return path
 
 
-def _items(
-    name: str, context: click.Context, parameter: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    from click.shell_completion import CompletionItem
-
-    from elasticflow.cli import completion_candidates
-
-    candidates = dict(getattr(completion_candidates, name)(context, incomplete))
-    given = context.params.get(parameter.name or "")
-    # A file or a snapshot is given once.
-    used = set(map(str, given)) if isinstance(given, tuple) else set()
-    return [
-        CompletionItem(value, help=about)
-        for value, about in candidates.items()
-        if value.startswith(incomplete) and value not in used
-    ]
-
-
-# Completions are named, not imported: only a shell that asks needs them.
 JOB_FILE = JobFile("job_files")
 MODEL_FILE = CompletedPath("model_files")
 SCRIPT_OR_FOLDER = CompletedPath("model_files")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from elasticflow.jobfile.tables.job import Job
-
-Verdict = Literal["ok", "warning", "problem"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +24,7 @@ class CheckResult:
 
     topic: str
     name: str
-    verdict: Verdict
+    verdict: Literal["ok", "warning", "problem"]
     fact: str
     meaning: str = ""
     remedy: str = ""
@@ -56,6 +54,19 @@ class Needs:
         return self.job is not None and self.job.nodes.max > 1
 
 
-def ok(topic: str, name: str, fact: str) -> CheckResult:
-    """Return a result that all is well."""
-    return CheckResult(topic, name, "ok", fact)
+class Topic(NamedTuple):
+    """A heading, and its results."""
+
+    title: str
+
+    def ok(self, name: str, fact: str) -> CheckResult:
+        """Return the result of a check that has found nothing wrong."""
+        return CheckResult(self.title, name, "ok", fact)
+
+    def warning(self, name: str, fact: str, meaning: str, remedy: str = "") -> CheckResult:
+        """Return a finding that makes runs worse."""
+        return CheckResult(self.title, name, "warning", fact, meaning, remedy)
+
+    def problem(self, name: str, fact: str, meaning: str, remedy: str) -> CheckResult:
+        """Return a finding that makes runs fail."""
+        return CheckResult(self.title, name, "problem", fact, meaning, remedy)

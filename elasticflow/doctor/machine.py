@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from elasticflow.doctor.check import CheckResult, Needs, ok
+from elasticflow.doctor.check import Topic
 from elasticflow.observe.history import RunHistory
 from elasticflow.observe.runs import list_runs
 from elasticflow.observe.terminal.formats import plural, size, span
@@ -25,12 +25,13 @@ from elasticflow.system.processes import usable_cores
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from elasticflow.doctor.check import CheckResult, Needs
     from elasticflow.jobfile.tables.launching import NodesTable
     from elasticflow.observe.history import SnapshotEvent
     from elasticflow.observe.standbys import NodeStandbys
     from elasticflow.protocol.snapshot_settings import SnapshotSettings
 
-_TOPIC = "machine"
+_TOPIC = Topic("machine")
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # looked at, not used
 _GIB = 1 << 30
 # torch alone takes 0.3 GB in each worker.
@@ -47,9 +48,9 @@ def machine(needs: Needs, cgroup: Path = GROUPS, shared: Path = _SHARED_MEMORY) 
     """Yield the resources of this machine; the folders are arguments for tests."""
     if sys.platform != "linux":
         meaning = "several workers, memory limits and orphans are looked after on Linux only"
-        yield CheckResult(_TOPIC, "system", "warning", platform.platform(), meaning, "train on Linux")
+        yield _TOPIC.warning("system", platform.platform(), meaning, "train on Linux")
         return
-    yield ok(_TOPIC, "system", f"{platform.system()} {platform.release()}, {platform.machine()}")
+    yield _TOPIC.ok("system", f"{platform.system()} {platform.release()}, {platform.machine()}")
     yield _cores(needs, cgroup)
     free, fact = _free_memory(cgroup)
     yield _memory(needs, free, fact)
@@ -70,9 +71,9 @@ def _cores(needs: Needs, cgroup: Path) -> CheckResult:
         fact += f", but the container may use {limit:g}"
         remedy += ", or raise the container's CPU limit"
     if needs.workers <= usable:
-        return ok(_TOPIC, "cores", fact)
+        return _TOPIC.ok("cores", fact)
     meaning = f"{plural(needs.workers, 'worker')} share {usable:g} cores: steps stutter"
-    return CheckResult(_TOPIC, "cores", "warning", fact, meaning, remedy)
+    return _TOPIC.warning("cores", fact, meaning, remedy)
 
 
 def _free_memory(cgroup: Path) -> tuple[int, str]:
@@ -89,14 +90,11 @@ def _free_memory(cgroup: Path) -> tuple[int, str]:
 def _memory(needs: Needs, free: int, fact: str) -> CheckResult:
     if free < needs.workers * _PER_WORKER:
         meaning = f"{plural(needs.workers, 'worker')} with torch need {size(needs.workers * _PER_WORKER)} before any model"
-        return CheckResult(
-            _TOPIC, "memory", "warning", fact, meaning, "fewer workers per node, or more memory"
-        )
-    return ok(_TOPIC, "memory", fact)
+        return _TOPIC.warning("memory", fact, meaning, "fewer workers per node, or more memory")
+    return _TOPIC.ok("memory", fact)
 
 
 def _of_newest_run(needs: Needs, free: int) -> Iterator[CheckResult]:
-    """Yield what the job's newest run tells about the memory that a run takes."""
     if needs.job is None:
         return
     run = next(iter(list_runs(needs.root, needs.job.job.name)), None)
@@ -109,15 +107,14 @@ def _of_newest_run(needs: Needs, free: int) -> Iterator[CheckResult]:
 
 
 def _standbys(needs: Needs, free: int, standbys: NodeStandbys, of_run: str) -> CheckResult:
-    """Return the cost of the standby workers that a run had."""
     name, needed = "standby workers", needs.workers * standbys.memory_of_one
     cost = f"{size(standbys.memory_of_one)} and {span(standbys.seconds)} to get ready"
     fact = f"one takes {cost}{of_run}"
     if free >= MEMORY_FACTOR * needed:
-        return ok(_TOPIC, name, fact)
+        return _TOPIC.ok(name, fact)
     meaning = f"{plural(needs.workers, 'worker')} would have none: {size(needed)} of {size(free)} free memory is too much"
     remedy = 'more memory, or restarts.warm = "fork": restarts take longer without'
-    return CheckResult(_TOPIC, name, "warning", fact, meaning, remedy)
+    return _TOPIC.warning(name, fact, meaning, remedy)
 
 
 def _held_states(
@@ -128,23 +125,23 @@ def _held_states(
     costs = f"a worker's death costs the steps since the last snapshot, {every}"
     if settings.memory is None or (nodes.min > 1 and settings.is_held_at_interval):
         why = "snapshots.memory is off" if settings.memory is None else "workers are on several nodes"
-        return ok(_TOPIC, name, f"none, {why}: {costs}")
+        return _TOPIC.ok(name, f"none, {why}: {costs}")
     if snapshot is None or not snapshot.num_bytes:
-        return ok(_TOPIC, name, f"their size shows with the first run; without them {costs}")
+        return _TOPIC.ok(name, f"their size shows with the first run; without them {costs}")
     is_auto = settings.memory == AUTO
     needed = settings.held_states * snapshot.num_bytes
     most = free * HELD_MOST_OF_FREE if is_auto else free
     more = f", {size(snapshot.num_bytes)} more while a snapshot is written" if is_auto else ""
     fact = f"{size(needed)} for {size(snapshot.num_bytes)} of state{of_run}{more}"
     if needed <= most:
-        return ok(
-            _TOPIC, name, f"{fact}: a worker's death costs the steps since the last; without them {costs}"
+        return _TOPIC.ok(
+            name, f"{fact}: a worker's death costs the steps since the last; without them {costs}"
         )
     meaning = f"nothing is held, since at most {size(most)} are taken: {costs}"
     if not is_auto:
         meaning = f"the run fails, since {size(free)} are free"
     remedy = "more memory" if is_auto else 'more memory, or snapshots.memory = "auto"'
-    return CheckResult(_TOPIC, name, "warning", fact, meaning, remedy)
+    return _TOPIC.warning(name, fact, meaning, remedy)
 
 
 def _shared_memory(needs: Needs, folder: Path) -> CheckResult:
@@ -152,14 +149,14 @@ def _shared_memory(needs: Needs, folder: Path) -> CheckResult:
     try:
         facts = os.statvfs(folder)
     except OSError:
-        return CheckResult(_TOPIC, name, "warning", f"there is no {folder}", meaning, "mount a tmpfs there")
+        return _TOPIC.warning(name, f"there is no {folder}", meaning, "mount a tmpfs there")
     free = facts.f_bavail * facts.f_frsize
     fact = f"{size(free)} free in {folder}"
     if free >= _SHARED or needs.workers == 1:
-        return ok(_TOPIC, name, fact)
+        return _TOPIC.ok(name, fact)
     meaning += ", and fails where it is full"
     remedy = "docker run --shm-size=2g, or an emptyDir of medium Memory on Kubernetes"
-    return CheckResult(_TOPIC, name, "warning", fact, meaning, remedy)
+    return _TOPIC.warning(name, fact, meaning, remedy)
 
 
 def _handles(needs: Needs) -> CheckResult:
@@ -168,10 +165,8 @@ def _handles(needs: Needs) -> CheckResult:
     fact = f"{_limit(soft)}, may be raised to {_limit(hard)}"
     if 0 <= soft < needed:
         meaning = f'about {needed} are needed for {plural(needs.workers, "worker")}; "Too many open files" ends a run'
-        return CheckResult(
-            _TOPIC, "file handles", "problem", fact, meaning, f"ulimit -n {max(4096, 2 * needed)}"
-        )
-    return ok(_TOPIC, "file handles", fact)
+        return _TOPIC.problem("file handles", fact, meaning, f"ulimit -n {max(4096, 2 * needed)}")
+    return _TOPIC.ok("file handles", fact)
 
 
 def _processes(needs: Needs, cgroup: Path) -> CheckResult:
@@ -183,8 +178,8 @@ def _processes(needs: Needs, cgroup: Path) -> CheckResult:
     if left < needed:
         meaning = f'workers, loaders and their threads are about {needed}; "Resource temporarily unavailable" ends a run'
         remedy = f"ulimit -u {2 * needed}, or raise the container's limit of processes"
-        return CheckResult(_TOPIC, "processes", "problem", fact, meaning, remedy)
-    return ok(_TOPIC, "processes", fact)
+        return _TOPIC.problem("processes", fact, meaning, remedy)
+    return _TOPIC.ok("processes", fact)
 
 
 def _clock() -> CheckResult:
@@ -192,10 +187,8 @@ def _clock() -> CheckResult:
     shown = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
     if now < _CLOCK_MIN:
         meaning = "times in logs are wrong, and S3 and others refuse requests from another time"
-        return CheckResult(
-            _TOPIC, "clock", "problem", shown, meaning, "set the clock: timedatectl set-ntp true"
-        )
-    return ok(_TOPIC, "clock", shown)
+        return _TOPIC.problem("clock", shown, meaning, "set the clock: timedatectl set-ntp true")
+    return _TOPIC.ok("clock", shown)
 
 
 def _limit(number: int) -> str:

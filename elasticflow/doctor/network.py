@@ -8,7 +8,7 @@ import socket
 import threading
 from typing import TYPE_CHECKING, TypeVar
 
-from elasticflow.doctor.check import CheckResult, Needs, Verdict, ok
+from elasticflow.doctor.check import Topic
 from elasticflow.errors import InterfaceError, PortTakenError
 from elasticflow.launcher.rendezvous.network import find, listen
 from elasticflow.protocol.store_address import is_here, split
@@ -16,9 +16,11 @@ from elasticflow.protocol.store_address import is_here, split
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from elasticflow.doctor.check import CheckResult, Needs
+
 T = TypeVar("T")
 
-_TOPIC = "network"
+_TOPIC = Topic("network")
 _LIMIT_S = 2.0
 
 
@@ -40,7 +42,7 @@ def network(needs: Needs) -> Iterator[CheckResult]:
         yield _endpoint(host, port, endpoint, is_served=torchrun.is_store_outside)
     elif needs.is_for_several_machines:
         meaning = "other machines cannot join the run; nodes on this one can be simulated"
-        yield CheckResult(_TOPIC, "endpoint", "warning", "none", meaning, 'set nodes.endpoint = "HOST:PORT"')
+        yield _TOPIC.warning("endpoint", "none", meaning, 'set nodes.endpoint = "HOST:PORT"')
 
 
 def _loopback() -> CheckResult:
@@ -49,10 +51,8 @@ def _loopback() -> CheckResult:
             socket.create_connection(server.getsockname(), timeout=_LIMIT_S).close()
     except OSError as error:
         meaning = "the processes of a run talk over 127.0.0.1, also on one machine"
-        return CheckResult(
-            _TOPIC, "ports", "problem", f"127.0.0.1: {error}", meaning, "allow TCP on the loopback"
-        )
-    return ok(_TOPIC, "ports", "can listen and connect on 127.0.0.1")
+        return _TOPIC.problem("ports", f"127.0.0.1: {error}", meaning, "allow TCP on the loopback")
+    return _TOPIC.ok("ports", "can listen and connect on 127.0.0.1")
 
 
 def _own_name(needs: Needs) -> CheckResult:
@@ -60,13 +60,11 @@ def _own_name(needs: Needs) -> CheckResult:
     resolved = _within(lambda: socket.getaddrinfo(name, None))
     if isinstance(resolved, list):
         addresses = sorted({str(socket_address[0]) for *_, socket_address in resolved})
-        return ok(_TOPIC, "host name", f"{name} is {', '.join(addresses)}")
+        return _TOPIC.ok("host name", f"{name} is {', '.join(addresses)}")
     meaning = "libraries that ask for this machine's address get none; gloo then takes the loopback"
     remedy = f"add a line to /etc/hosts: ADDRESS {name}"
-    verdict: Verdict = "problem" if needs.is_for_several_machines else "warning"
-    return CheckResult(
-        _TOPIC, "host name", verdict, f"{name} is no address: {_reason(resolved)}", meaning, remedy
-    )
+    found = _TOPIC.problem if needs.is_for_several_machines else _TOPIC.warning
+    return found("host name", f"{name} is no address: {_reason(resolved)}", meaning, remedy)
 
 
 def _interface(name: str) -> CheckResult:
@@ -74,8 +72,8 @@ def _interface(name: str) -> CheckResult:
         found = find(name)
     except InterfaceError as error:
         meaning = "workers could not talk to each other"
-        return CheckResult(_TOPIC, "interface", "problem", error.message, meaning, error.remedy or "")
-    return ok(_TOPIC, "interface", f"{found.name}, {found.address}")
+        return _TOPIC.problem("interface", error.message, meaning, error.remedy or "")
+    return _TOPIC.ok("interface", f"{found.name}, {found.address}")
 
 
 def _endpoint(host: str, port: int, endpoint: str, *, is_served: bool) -> CheckResult:
@@ -83,33 +81,28 @@ def _endpoint(host: str, port: int, endpoint: str, *, is_served: bool) -> CheckR
     resolved = _within(lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
     if not isinstance(resolved, list):
         meaning = "machines that are to join look for the run under this name"
-        return CheckResult(
-            _TOPIC,
-            name,
-            "problem",
-            f"{host} is no address: {_reason(resolved)}",
-            meaning,
-            "check nodes.endpoint",
+        return _TOPIC.problem(
+            name, f"{host} is no address: {_reason(resolved)}", meaning, "check nodes.endpoint"
         )
     if is_here(host) and not is_served:
         return _own_endpoint(host, port, endpoint)
     answer = _within(lambda: socket.create_connection((host, port), timeout=_LIMIT_S).close())
     if answer is None:
-        return ok(_TOPIC, name, f"{endpoint} answers: a run, or a store, is there")
+        return _TOPIC.ok(name, f"{endpoint} answers: a run, or a store, is there")
     if isinstance(answer, ConnectionRefusedError) and not is_served:
-        return ok(
-            _TOPIC, name, f"{host} is reached; nobody listens on {port} yet, as before the run starts there"
+        return _TOPIC.ok(
+            name, f"{host} is reached; nobody listens on {port} yet, as before the run starts there"
         )
     meaning = "this machine could not take part in the run"
     remedy = f"start what serves there; else check the address, and that firewalls let TCP {port} through"
-    return CheckResult(_TOPIC, name, "problem", f"{endpoint}: {_reason(answer)}", meaning, remedy)
+    return _TOPIC.problem(name, f"{endpoint}: {_reason(answer)}", meaning, remedy)
 
 
 def _etcd() -> Iterator[CheckResult]:
     if importlib.util.find_spec("etcd") is None:
         meaning = "the rendezvous of this job is kept in etcd"
         remedy = 'pip install "elasticflow[etcd]"'
-        yield CheckResult(_TOPIC, "etcd", "problem", "python-etcd is not installed", meaning, remedy)
+        yield _TOPIC.problem("etcd", "python-etcd is not installed", meaning, remedy)
 
 
 def _own_endpoint(host: str, port: int, endpoint: str) -> CheckResult:
@@ -122,12 +115,11 @@ def _own_endpoint(host: str, port: int, endpoint: str) -> CheckResult:
             "a run from here is refused, unless it is a run or `elasticflow rendezvous serve` that listens"
         )
         remedy = "end what listens there (ss -ltnp), or name another port in nodes.endpoint"
-        return CheckResult(_TOPIC, "endpoint", "warning", fact, meaning, remedy)
-    return ok(_TOPIC, "endpoint", f"{endpoint} is this machine, and the port is free")
+        return _TOPIC.warning("endpoint", fact, meaning, remedy)
+    return _TOPIC.ok("endpoint", f"{endpoint} is this machine, and the port is free")
 
 
 def _reason(error: object) -> str:
-    """Return the text of the error without its number."""
     return str(getattr(error, "strerror", None) or error)
 
 

@@ -12,7 +12,7 @@ import sys
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from elasticflow.doctor.check import CheckResult, Needs, ok
+from elasticflow.doctor.check import Topic
 from elasticflow.run_folder import RUNS
 from elasticflow.system.installation import VERSION
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from elasticflow.doctor.check import CheckResult, Needs
+
+_PYTHON, _PROJECT = Topic("python"), Topic("project")
 _FOR_TRAINING = ("numpy", "safetensors")
 _LIMIT_S = 10
 _SCHEMA_LINE = re.compile(r"^#:schema\s+(\S+)", re.MULTILINE)
@@ -27,15 +30,15 @@ _SCHEMA_LINE = re.compile(r"^#:schema\s+(\S+)", re.MULTILINE)
 
 def packages() -> Iterator[CheckResult]:
     """Yield the versions of Python, elasticflow and the packages that write snapshots."""
-    yield ok("python", "python", f"{platform.python_version()}, {sys.executable}")
-    yield ok("python", "elasticflow", VERSION)
+    yield _PYTHON.ok("python", f"{platform.python_version()}, {sys.executable}")
+    yield _PYTHON.ok("elasticflow", VERSION)
     for name in _FOR_TRAINING:
         if importlib.util.find_spec(name) is None:
             meaning = "workers and snapshots need it"
             remedy = "pip install 'elasticflow[torch]'"
-            yield CheckResult("python", name, "problem", "not installed", meaning, remedy)
+            yield _PYTHON.problem(name, "not installed", meaning, remedy)
         else:
-            yield ok("python", name, metadata.version(name))
+            yield _PYTHON.ok(name, metadata.version(name))
 
 
 def project(needs: Needs) -> Iterator[CheckResult]:
@@ -48,24 +51,17 @@ def project(needs: Needs) -> Iterator[CheckResult]:
 def _git(root: Path) -> Iterator[CheckResult]:
     if shutil.which("git") is None:
         meaning = "launches record no commit; `diff` still compares the files that took part"
-        yield CheckResult("project", "git", "warning", "not installed", meaning, "install git")
+        yield _PROJECT.warning("git", "not installed", meaning, "install git")
         return
     if _git_code(root, "rev-parse", "--is-inside-work-tree") != 0:
-        yield ok("project", "git", "not a checkout: launches record the files that take part, and no commit")
+        yield _PROJECT.ok("git", "not a checkout: launches record the files that take part, and no commit")
         return
-    yield ok("project", "git", "a checkout: launches record commit, branch and changes")
+    yield _PROJECT.ok("git", "a checkout: launches record commit, branch and changes")
     if _git_code(root, "check-ignore", "-q", f"{RUNS}/x") == 0:
-        yield ok("project", RUNS, "ignored by git")
+        yield _PROJECT.ok(RUNS, "ignored by git")
     else:
         meaning = "snapshots and logs would show up as changes, and could be committed"
-        yield CheckResult(
-            "project",
-            RUNS,
-            "warning",
-            "not ignored by git",
-            meaning,
-            f"echo /{RUNS}/ >> {root / '.gitignore'}",
-        )
+        yield _PROJECT.warning(RUNS, "not ignored by git", meaning, f"echo /{RUNS}/ >> {root / '.gitignore'}")
 
 
 def _git_code(root: Path, *words: str) -> int:
@@ -82,26 +78,24 @@ def _schema(job_file: Path) -> Iterator[CheckResult]:
 
     schema_line = _SCHEMA_LINE.search(job_file.read_text(encoding="utf-8-sig"))
     if schema_line is None:
-        yield ok(
-            "project",
-            "schema",
-            "not named in the job file; `elasticflow guide --help` tells what editors do with it",
+        yield _PROJECT.ok(
+            "schema", "not named in the job file; `elasticflow guide --help` tells what editors do with it"
         )
         return
     schema = schema_line[1]
     path = job_file.parent / schema
     remedy = f"elasticflow guide --schema job -o {path}"
     if "://" in schema:
-        yield ok("project", "schema", schema)
+        yield _PROJECT.ok("schema", schema)
         return
     try:
         is_same = json.loads(path.read_text("utf-8")) == json.loads(SCHEMA_FILE.read_text("utf-8"))
     except (OSError, ValueError) as error:
         meaning = "editors do not check the job file"
-        yield CheckResult("project", "schema", "warning", f"{path}: {error}", meaning, remedy)
+        yield _PROJECT.warning("schema", f"{path}: {error}", meaning, remedy)
         return
     if is_same:
-        yield ok("project", "schema", f"{path} is that of this version")
+        yield _PROJECT.ok("schema", f"{path} is that of this version")
     else:
         meaning = "editors check the job file against another version"
-        yield CheckResult("project", "schema", "warning", f"{path} is of another version", meaning, remedy)
+        yield _PROJECT.warning("schema", f"{path} is of another version", meaning, remedy)

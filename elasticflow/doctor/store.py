@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elasticflow.doctor.check import CheckResult, Needs, Verdict, ok
+from elasticflow.doctor.check import Topic
 from elasticflow.errors import StorageError
 from elasticflow.observe.terminal.formats import size, span
 from elasticflow.run_folder import RUNS, RunFolder, snapshot_place
@@ -25,7 +25,9 @@ from elasticflow.system.kernel_files import file_system_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_TOPIC = "storage"
+    from elasticflow.doctor.check import CheckResult, Needs
+
+_TOPIC = Topic("storage")
 _PATIENCE = Patience(total_s=5.0)
 _LIBRARIES = {"s3": "s3fs", "gcs": "gcsfs", "azure": "adlfs", "sftp": "asyncssh", "http": "aiohttp"}
 # On these file systems, locks and clocks depend on a server.
@@ -51,7 +53,7 @@ def stores(needs: Needs) -> Iterator[CheckResult]:
     if library is not None and importlib.util.find_spec(library) is None:
         meaning = f"snapshots cannot be written to {storage.uri}: {library} is not installed"
         remedy = f'pip install "elasticflow[{extra}]"'
-        yield CheckResult(_TOPIC, "snapshots", "problem", storage.uri, meaning, remedy)
+        yield _TOPIC.problem("snapshots", storage.uri, meaning, remedy)
         return
     yield from _remote(storage)
 
@@ -65,7 +67,7 @@ def _folder(name: str, wanted: Path) -> Iterator[CheckResult]:
     except OSError as error:
         meaning = "a run could not write there" if existing == wanted else f"{wanted} could not be made"
         remedy = f"check owner, permissions and free space of {existing}, or choose another place"
-        yield CheckResult(_TOPIC, name, "problem", f"{existing}: {error.strerror}", meaning, remedy)
+        yield _TOPIC.problem(name, f"{existing}: {error.strerror}", meaning, remedy)
         return
     try:
         yield from _behaviour(name, Storage(str(probe)), str(wanted))
@@ -77,19 +79,11 @@ def _folder(name: str, wanted: Path) -> Iterator[CheckResult]:
     if system.startswith(_NETWORK):
         meaning = "locks and times are the server's; two machines see each other's files late where it caches"
         remedy = "mount with lookupcache=none or noac, keep run folders local, or set snapshots.uri to an object store"
-        yield CheckResult(
-            _TOPIC, f"{name}: system", "warning", f"{system}, over the network", meaning, remedy
-        )
+        yield _TOPIC.warning(f"{name}: system", f"{system}, over the network", meaning, remedy)
     elif system in {"tmpfs", "ramfs"}:
-        yield CheckResult(
-            _TOPIC,
-            f"{name}: system",
-            "warning",
-            f"{system}, in memory",
-            "gone after a restart of the machine",
-        )
+        yield _TOPIC.warning(f"{name}: system", f"{system}, in memory", "gone after a restart of the machine")
     else:
-        yield ok(_TOPIC, f"{name}: system", system)
+        yield _TOPIC.ok(f"{name}: system", system)
 
 
 def _remote(storage: Storage) -> Iterator[CheckResult]:
@@ -111,9 +105,7 @@ def _behaviour(name: str, storage: Storage, shown: str, prefix: str = "") -> Ite
     except (OSError, StorageError) as error:
         text = error.message if isinstance(error, StorageError) else f"{type(error).__name__}: {error}"
         remedy = getattr(error, "remedy", None) or "check the address, that it exists, and its credentials"
-        yield CheckResult(
-            _TOPIC, name, "problem", f"{shown}: {text}", "snapshots could not be written", remedy
-        )
+        yield _TOPIC.problem(name, f"{shown}: {text}", "snapshots could not be written", remedy)
         return
     finally:
         with contextlib.suppress(OSError, StorageError):
@@ -121,23 +113,19 @@ def _behaviour(name: str, storage: Storage, shown: str, prefix: str = "") -> Ite
                 storage.remove(path)
     if was_made_again or content != b"probe-0":
         meaning = "a generation exists by exclusive creation: two launches could write to one run"
-        yield CheckResult(
-            _TOPIC, name, "problem", f"{shown} lets a file be made twice", meaning, "use another store"
-        )
+        yield _TOPIC.problem(name, f"{shown} lets a file be made twice", meaning, "use another store")
         return
     typical = statistics.median(times)
     fact = f"{shown} is writable; a small file takes {span(typical)}"
     if typical > _SLOW_S:
-        yield CheckResult(
-            _TOPIC, name, "warning", fact, "each commit needs several: snapshots end late", "a nearer store"
-        )
+        yield _TOPIC.warning(name, fact, "each commit needs several: snapshots end late", "a nearer store")
     else:
-        yield ok(_TOPIC, name, fact)
+        yield _TOPIC.ok(name, fact)
     skew = None if modified is None else modified - time.time()
     if skew is not None and abs(skew) > _SKEW_S:
         fact = f"the store is {span(abs(skew))} {'ahead of' if skew > 0 else 'behind'} this machine"
         meaning = "requests may be refused as too old, and times in logs do not fit together"
-        yield CheckResult(_TOPIC, f"{name}: clock", "warning", fact, meaning, "timedatectl set-ntp true")
+        yield _TOPIC.warning(f"{name}: clock", fact, meaning, "timedatectl set-ntp true")
 
 
 def _timed(storage: Storage, path: str) -> float:
@@ -153,7 +141,7 @@ def _lock(name: str, probe: Path) -> CheckResult:
         try:
             fcntl.flock(descriptors[1], fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return ok(_TOPIC, f"{name}: locks", "flock keeps a second supervisor out")
+            return _TOPIC.ok(f"{name}: locks", "flock keeps a second supervisor out")
         fact = "two at once get the same lock"
     except OSError as error:
         fact = f"flock: {error.strerror}"
@@ -161,16 +149,16 @@ def _lock(name: str, probe: Path) -> CheckResult:
         for descriptor in descriptors:
             os.close(descriptor)
     meaning = "a run could be started twice on this machine"
-    return CheckResult(_TOPIC, f"{name}: locks", "problem", fact, meaning, "keep run folders on a local disk")
+    return _TOPIC.problem(f"{name}: locks", fact, meaning, "keep run folders on a local disk")
 
 
 def _space(name: str, folder: Path) -> CheckResult:
     free = shutil.disk_usage(folder).free
     fact = f"{size(free)} free"
     if free >= _LITTLE:
-        return ok(_TOPIC, f"{name}: space", fact)
+        return _TOPIC.ok(f"{name}: space", fact)
     meaning = (
         "a snapshot is the model, its optimizer's state and more: `elasticflow plan` tells how many bytes"
     )
-    verdict: Verdict = "problem" if free < _TOO_LITTLE else "warning"
-    return CheckResult(_TOPIC, f"{name}: space", verdict, fact, meaning, "make room, or lower snapshots.keep")
+    found = _TOPIC.problem if free < _TOO_LITTLE else _TOPIC.warning
+    return found(f"{name}: space", fact, meaning, "make room, or lower snapshots.keep")

@@ -12,16 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elasticflow.doctor.check import CheckResult, Needs, Verdict, ok
+from elasticflow.doctor.check import Topic
 from elasticflow.observe.terminal.formats import plural, span
 from elasticflow.system.installation import torch_tried, untried_torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from elasticflow.doctor.check import CheckResult, Needs
+
 LIMIT_S = 60.0
 _GONE_S = 2.0
-_TOPIC = "torch"
+_TOPIC = Topic("torch")
 _INSTALL = "pip install 'elasticflow[torch]'"
 # This runs as `python -c`. A device counts once it has computed something, for which it makes
 # a context: half a gigabyte of a GPU that someone else may be using. So only those are tried that their driver says are idle.
@@ -123,7 +125,7 @@ class TorchProbe:
         """Yield the child's findings; *wait* is called with words if the child is still busy."""
         if self._process is None:
             meaning = "nothing can be trained here; validate, plan, compile and snapshots work"
-            yield CheckResult(_TOPIC, "torch", "problem", "not installed", meaning, _INSTALL)
+            yield _TOPIC.problem("torch", "not installed", meaning, _INSTALL)
             return
         if self._process.poll() is None:
             wait(f"waiting for torch to be imported, {limit_s:g} s at most")
@@ -135,24 +137,14 @@ class TorchProbe:
             self.close()
             meaning = "its import hangs, and so would every run"
             fact = f"not imported within {limit_s:g} s"
-            yield CheckResult(
-                _TOPIC,
-                "torch",
-                "problem",
-                fact,
-                meaning,
-                'see where: python -X faulthandler -c "import torch"',
+            yield _TOPIC.problem(
+                "torch", fact, meaning, 'see where: python -X faulthandler -c "import torch"'
             )
             return
         if self._process.returncode != 0:
             last = (errors.strip().splitlines() or [f"exit code {self._process.returncode}"])[-1]
-            yield CheckResult(
-                _TOPIC,
-                "torch",
-                "problem",
-                last,
-                "torch is installed and cannot be imported",
-                f"install it anew: {_INSTALL}",
+            yield _TOPIC.problem(
+                "torch", last, "torch is installed and cannot be imported", f"install it anew: {_INSTALL}"
             )
             return
         facts = _TorchFacts(**json.loads(out.strip().splitlines()[-1]))
@@ -172,9 +164,9 @@ def _version(facts: _TorchFacts) -> CheckResult:
     build = f"for CUDA {facts.cuda}" if facts.cuda else "for ROCm" if facts.hip else "for CPU"
     fact = f"{facts.version} {build}, imported in {span(facts.seconds)}"
     if untried_torch(facts.version) is None:
-        return ok(_TOPIC, "torch", fact)
+        return _TOPIC.ok("torch", fact)
     meaning = f"this version of elasticflow was tried with torch {torch_tried()} only"
-    return CheckResult(_TOPIC, "torch", "warning", fact, meaning, _INSTALL)
+    return _TOPIC.warning("torch", fact, meaning, _INSTALL)
 
 
 def _wanted(needs: Needs) -> str:
@@ -186,13 +178,13 @@ def _devices(facts: _TorchFacts, needs: Needs) -> CheckResult:
     seen = _counted([*facts.devices, *facts.untried])
     if wanted == _CPU:
         hidden = f"{seen}, hidden: " if facts.kind is not None else ""
-        return ok(_TOPIC, "devices", f'{hidden}workers run on the CPU, as nodes.device = "cpu" says')
+        return _TOPIC.ok("devices", f'{hidden}workers run on the CPU, as nodes.device = "cpu" says')
     wants_gpu = needs.job is not None and needs.job.nodes.nproc_per_node == "gpu"
-    verdict: Verdict = "problem" if wants_gpu or wanted != _AUTO else "warning"
+    found = _TOPIC.problem if wants_gpu or wanted != _AUTO else _TOPIC.warning
     if facts.error is not None:
         meaning = "workers on that device would fail in the same way"
         remedy = "check the driver with nvidia-smi, and that it is new enough for torch's CUDA"
-        return CheckResult(_TOPIC, "devices", verdict, facts.error, meaning, remedy)
+        return found("devices", facts.error, meaning, remedy)
     has_driver = Path("/proc/driver/nvidia/version").exists()
     if wanted not in {_AUTO, facts.kind}:
         fact = f'no "{wanted}" device'
@@ -202,26 +194,20 @@ def _devices(facts: _TorchFacts, needs: Needs) -> CheckResult:
             fact += ", and there is an NVIDIA driver"
         meaning = f'nodes.device = "{wanted}" starts no worker here'
         remedy = "use a machine with such a device, and a build of torch for its driver"
-        return CheckResult(_TOPIC, "devices", "problem", fact, meaning, remedy)
+        return _TOPIC.problem("devices", fact, meaning, remedy)
     untried = f"{_counted(facts.untried)} not tried: in use, or not known to be idle" if facts.untried else ""
     if facts.devices:
-        return ok(_TOPIC, "devices", "; ".join(filter(None, (_counted(facts.devices), untried))))
+        return _TOPIC.ok("devices", "; ".join(filter(None, (_counted(facts.devices), untried))))
     if facts.untried:
         meaning = "torch finds them, and whether it can compute there is not known: a try takes memory there"
-        return CheckResult(
-            _TOPIC, "devices", "warning", untried, meaning, "run it again when nvidia-smi shows them idle"
-        )
+        return _TOPIC.warning("devices", untried, meaning, "run it again when nvidia-smi shows them idle")
     if wants_gpu:
         meaning = 'nodes.nproc_per_node = "gpu" starts no worker here'
-        return CheckResult(
-            _TOPIC, "devices", "problem", "no GPU", meaning, 'use a machine with GPUs, or "auto"'
-        )
+        return _TOPIC.problem("devices", "no GPU", meaning, 'use a machine with GPUs, or "auto"')
     if has_driver:
         meaning = "there is an NVIDIA driver, and torch sees no device: workers run on the CPU"
-        return CheckResult(
-            _TOPIC, "devices", "warning", "no GPU", meaning, "install a build of torch for this driver"
-        )
-    return ok(_TOPIC, "devices", "no GPU: workers run on the CPU")
+        return _TOPIC.warning("devices", "no GPU", meaning, "install a build of torch for this driver")
+    return _TOPIC.ok("devices", "no GPU: workers run on the CPU")
 
 
 def _counted(names: list[str]) -> str:
@@ -234,5 +220,5 @@ def _backend(facts: _TorchFacts, needs: Needs) -> CheckResult:
     if missing := [name for name in needed if not getattr(facts, name)]:
         meaning = "workers cannot exchange gradients"
         fact = f"{', '.join(missing)} is missing in this build"
-        return CheckResult(_TOPIC, "backends", "problem", fact, meaning, "install another build of torch")
-    return ok(_TOPIC, "backends", ", ".join(needed))
+        return _TOPIC.problem("backends", fact, meaning, "install another build of torch")
+    return _TOPIC.ok("backends", ", ".join(needed))

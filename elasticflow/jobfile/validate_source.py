@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow.jobfile.checks.all import check_tables
-from elasticflow.jobfile.checks.observing import check_program
+from elasticflow.jobfile.checks.all import check_program, check_tables
 from elasticflow.jobfile.checks.references import References
 from elasticflow.jobfile.checks.script import check_script
 from elasticflow.jobfile.diagnostics import codes

@@ -1,10 +1,15 @@
-"""From a Python file to diagnostics."""
+"""From a Python file to diagnostics: is it a training script, what the rules find, what its comments suppress."""
 
 from __future__ import annotations
 
 import importlib.util
+import io
+import re
+import tokenize
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from elasticflow.errors import ScriptError
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
 from elasticflow.lint.rules import (
@@ -19,13 +24,104 @@ from elasticflow.lint.rules import (
 from elasticflow.lint.rules.finding import Finding, View
 from elasticflow.lint.script.collectives import Collectives
 from elasticflow.lint.script.ranks import Ranks
-from elasticflow.lint.script.source import MENTIONS
-from elasticflow.lint.suppressions import suppressions_in
 from elasticflow.python_source.script import Script
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+MENTIONS = ("torch", "accelerate", "lightning", "transformers", "deepspeed")
+"""Libraries, one of which every training script imports."""
+
+
+def read(path: Path, name: str) -> Script:
+    """Return a training script.
+
+    Args:
+        name: The path as the user typed it, for messages.
+
+    Raises:
+        ScriptError: the file does not exist, or is no Python script that trains with torch.
+    """
+    if path.is_dir():
+        raise ScriptError(f"{name} is a folder", "name the script that torchrun starts, as train.py")
+    if path.suffix == ".ipynb":
+        raise ScriptError(
+            f"{name} is a notebook: several processes cannot run one",
+            "make a script of it: jupyter nbconvert --to script NOTEBOOK",
+        )
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ScriptError(f"{name} cannot be read: {error.strerror}", "name a Python file") from error
+    try:
+        script = Script(importlib.util.decode_source(content))
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise ScriptError(
+            f"{name}:{line}: this is no UTF-8", "save it as UTF-8, or name the script"
+        ) from error
+    except SyntaxError as error:
+        place = f":{error.lineno}" if error.lineno else ""
+        raise ScriptError(
+            f"{name}{place}: no Python of this version: {error.msg}", "python -m py_compile says it, too"
+        ) from error
+    if not any(word in script.text for word in MENTIONS):
+        raise ScriptError(
+            f"{name} imports neither torch nor accelerate, lightning or transformers: it shows no training",
+            "name the file that has the training loop; any script runs as it is by [script]: `elasticflow guide adopting`",
+        )
+    return script
+
+
+_LINE = re.compile(
+    r"#\s*noqa\b(?P<codes>\s*:\s*[A-Z]+[0-9]+(?:[,\s]+[A-Z]+[0-9]+)*)?(?P<more>\s*:)?", re.IGNORECASE
+)
+_FILE = re.compile(
+    r"#\s*elasticflow\s*:\s*noqa\b(?P<codes>\s*:\s*[A-Z]+[0-9]+(?:[,\s]+[A-Z]+[0-9]+)*)?", re.IGNORECASE
+)
+_CODE = re.compile(r"[A-Z]+[0-9]+")
+_ALL = frozenset({"all"})
+
+
+@dataclass
+class Suppressions:
+    """The suppressed codes of a file.
+
+    Attributes:
+        lines: The suppressed codes of each line, from 1; `all` for every code.
+        file: The codes that are suppressed in the whole file.
+    """
+
+    lines: dict[int, frozenset[str]] = field(default_factory=dict)
+    file: frozenset[str] = frozenset()
+
+    def covers(self, code: str, first: int, last: int) -> bool:
+        """Return whether a finding from line *first* to line *last* is suppressed."""
+        wanted = {code, *_ALL}
+        return bool(wanted & self.file) or any(
+            wanted & self.lines.get(line, frozenset()) for line in range(first, last + 1)
+        )
+
+
+def suppressions_in(text: str) -> Suppressions:
+    """Return the suppressions in the comments of a valid Python file; strings that look like comments do not count."""
+    found = Suppressions()
+    if "noqa" not in text.lower():
+        return found
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type != tokenize.COMMENT:
+            continue
+        if match := _FILE.search(token.string):
+            found.file |= _codes(match)
+        elif (match := _LINE.search(token.string)) and (match["codes"] or not match["more"]):
+            found.lines[token.start[0]] = _codes(match)
+    return found
+
+
+def _codes(match: re.Match[str]) -> frozenset[str]:
+    return frozenset(_CODE.findall(match["codes"].upper())) if match["codes"] else _ALL
+
 
 RULES: tuple[Callable[[View], Iterator[Finding]], ...] = (
     samplers.sampler_without_epoch,

@@ -199,7 +199,6 @@ class LiveView:
         return parts
 
     def _now(self) -> str:
-        """Return the duration of the launch so far; empty before its start."""
         seconds = self._narrator.seconds({"time": self._wall()}) if self._run_id else None
         return "" if seconds is None else elapsed(seconds)
 

@@ -6,14 +6,13 @@ import ast
 from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.python_source.bindings import origin
-from elasticflow.python_source.definitions import Definition
-from elasticflow.python_source.modules import CannotTellError, UnresolvedError
+from elasticflow.python_source.modules import CannotTellError, Definition, UnresolvedError
 from elasticflow.python_source.syntax import dotted_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from elasticflow.python_source.definitions import DottedNames
+    from elasticflow.python_source.modules import DottedNames
 
 # Bases without any name that a check looks for.
 _EMPTY = {"builtins.object", "abc.ABC"} | {

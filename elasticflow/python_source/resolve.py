@@ -10,26 +10,24 @@ from typing import TYPE_CHECKING
 
 from elasticflow.python_source.bindings import HIDDEN_STAR, bindings, origin, parse_python
 from elasticflow.python_source.classes import bound_in, classes_of
-from elasticflow.python_source.definitions import (
+from elasticflow.python_source.modules import (
+    CannotTellError,
     Definition,
+    Finder,
     MadeByCallError,
     MethodError,
+    Module,
     NoAttributeError,
+    NoModuleError,
     PlainValue,
     Resolved,
     UnreadableModuleError,
-)
-from elasticflow.python_source.modules import (
-    CannotTellError,
-    Finder,
-    Module,
-    NoModuleError,
     source_of,
 )
 from elasticflow.python_source.syntax import dotted_names, imported_from, is_for_checkers
 
 if TYPE_CHECKING:
-    from elasticflow.python_source.definitions import DottedNames
+    from elasticflow.python_source.modules import DottedNames
 
 _MOST_HOPS = 20
 _NAMES = re.compile(r"^(?:def|class)[ \t]+(\w+)|^(\w+)[ \t]*[=:]", re.MULTILINE)

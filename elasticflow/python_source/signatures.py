@@ -13,8 +13,7 @@ from elasticflow.python_source.modules import CannotTellError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from elasticflow.python_source.definitions import Definition
-    from elasticflow.python_source.modules import Module
+    from elasticflow.python_source.modules import Definition, Module
     from elasticflow.python_source.resolve import Resolver
 
 

@@ -224,7 +224,6 @@ def parts_of_bar(durations: Mapping[str, float], *, is_blind: bool = False) -> l
 
 
 def _generation_begins(curves: Sequence[Curve]) -> dict[int, int]:
-    """Return the first step of each generation that counts."""
     begins: dict[int, int] = {}
     for curve in curves:
         for segment in curve.segments:

@@ -12,15 +12,20 @@ from elasticflow.jobfile.entry_points.required_methods import why_not_map_style
 from elasticflow.jobfile.type_checks.makes import DATASET, MODEL, kinds_made
 from elasticflow.python_source.bindings import parse_python
 from elasticflow.python_source.classes import base_names, methods_of
-from elasticflow.python_source.definitions import Definition, MethodError, UnreadableModuleError
-from elasticflow.python_source.modules import Finder, UnresolvedError, source_of
+from elasticflow.python_source.modules import (
+    Definition,
+    Finder,
+    MethodError,
+    UnreadableModuleError,
+    UnresolvedError,
+    source_of,
+)
 from elasticflow.python_source.resolve import Resolver
 from elasticflow.python_source.syntax import own_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
-
 
 Role = Literal["model", "dataset", "loss", "step"]
 ROLES: tuple[Role, ...] = ("model", "dataset", "loss", "step")
@@ -180,7 +185,6 @@ def _role_of_function(node: ast.FunctionDef, *, makes_dataset: bool) -> Role | N
 
 
 def _used_by_others(candidates: Iterable[Candidate]) -> set[str]:
-    """Return the names of models that other models of the file use as parts."""
     models = [each for each in candidates if each.role == "model"]
     names = {each.name for each in models}
     return {

@@ -169,7 +169,6 @@ class Delivery:
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def _deliver(self) -> None:
-        """Open the sink and deliver until the end."""
         self._call_begins()
         sink = self._make()
         self._takes_events = takes_events(sink)
@@ -213,7 +212,6 @@ class Delivery:
         return self._record.position != position
 
     def _delivered(self, sink: Sink, position: Position) -> None:
-        """Record that everything before *position* is delivered."""
         self.busy_since = None
         record = SinkRecord(position, sink.remember())
         if record != self._record:

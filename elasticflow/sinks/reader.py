@@ -194,7 +194,6 @@ class LogPlace:
 
 
 def _measured(record: Record) -> Point:
-    """Return the point of a line of metrics.jsonl."""
     values: dict[str, float] = {}
     for name, value in record.items():
         is_wanted = name in _EVALUATED if "eval" in record else name not in _PLACE
@@ -228,7 +227,6 @@ def _numbers(name: str, value: object) -> Iterator[tuple[str, float]]:
 
 
 def _figures(happened: list[EventRecord], position: Position) -> tuple[list[Point], int, int]:
-    """Return the points made of these events, and the numbers of failures and restarts by then."""
     found = []
     history = RunHistory(failed=position.failures, restarts=position.restarts)
     for record in happened:

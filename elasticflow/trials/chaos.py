@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder
     from elasticflow.trials.child import TriedJob
     from elasticflow.trials.compare_runs import RunComparison
-    from elasticflow.trials.fault_actions import DoneFault
-    from elasticflow.trials.fault_plan import Fault, FaultPlan
+    from elasticflow.trials.faults import DoneFault, Fault, FaultPlan
     from elasticflow.trials.trial import Trial
 
 

@@ -25,17 +25,15 @@ from elasticflow.run_folder import RunFolder
 from elasticflow.system import fault_injection
 from elasticflow.system.installation import module_command
 from elasticflow.system.records import text_of
-from elasticflow.trials import fault_actions
-from elasticflow.trials.fault_plan import KINDS
-from elasticflow.trials.own_loop import nothing_to_try
-from elasticflow.trials.trial import job_of
+from elasticflow.trials import faults
+from elasticflow.trials.trial import job_of, nothing_to_try
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from elasticflow.jobfile.tables.job import Job
-    from elasticflow.trials.fault_actions import DoneFault
+    from elasticflow.trials.faults import DoneFault
     from elasticflow.trials.trial import Trial, TrialAct, TrialLaunch
 
 _POLL_S = 0.02
@@ -134,11 +132,11 @@ class TrialRun:
             overrides=(),
             project_root=subject.project_root,
             folder=self.run,
-            scale=ALONE if plan is None else fault_actions.scale(plan, self._records),
+            scale=ALONE if plan is None else faults.scale(plan, self._records),
         )
         variables = {**os.environ, worker_environment.TRAJECTORY: str(self._records)}
         if plan is not None:
-            variables[fault_injection.VARIABLE] = fault_actions.fault_variable(plan, self._records)
+            variables[fault_injection.VARIABLE] = faults.fault_variable(plan, self._records)
         with self._log.open("ab") as output:
             self._process = subprocess.Popen(
                 module_command("elasticflow.trials.launch_process", str(os.getpid())),
@@ -184,11 +182,11 @@ class TrialRun:
         assert self._process is not None
         assert self._trial.plan is not None
         workers = state_of(self.run).workers
-        actor = fault_actions.FaultActor(self.run, self._process.pid, workers, self._records)
+        actor = faults.FaultActor(self.run, self._process.pid, workers, self._records)
         done = actor.do_all(self._trial.plan, step)
         self.done += done
         # If a fault changes the number of nodes, a drain or the node's end lets the run continue.
-        if not any(KINDS[done_fault.fault.what].nodes for done_fault in done):
+        if not any(faults.KINDS[done_fault.fault.what].nodes for done_fault in done):
             trajectory_record.held_file(self._records, step).unlink(missing_ok=True)
 
     def _failure(self, trial_launch: TrialLaunch) -> TrialFailedError:

@@ -1,4 +1,4 @@
-"""Trials: short runs of a job in scratch folders, and the acts done to each; pure.
+"""Trials: short runs of a job in scratch folders, and the acts done to each; the jobs that can be tried.
 
 A trial is the job with few changes: one node with a given number of workers, snapshots in the scratch folder only, and
 one more restart. The job's length stays, so a schedule that uses it is the same: the trial is asked to exit after some
@@ -7,18 +7,21 @@ steps.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from elasticflow.compiler.provenance.origins import own_sources
 from elasticflow.errors import TrialRefusedError
 from elasticflow.jobfile.tables.launching import NodesTable, TorchrunTable
 from elasticflow.jobfile.tables.parallel import ParallelTable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from elasticflow.jobfile.tables.job import Job
-    from elasticflow.trials.fault_plan import FaultPlan
+    from elasticflow.trials.faults import FaultPlan
 
 FEWEST_STEPS = 6
 """Fewer leave no room for a kill, a drain and an end."""
@@ -237,3 +240,30 @@ def check_length(steps: int) -> None:
             f"{steps} steps are too few for a kill, a resize and an end",
             f"{FEWEST_STEPS} are the fewest: raise --steps, or make the job longer with --set train.steps=N",
         )
+
+
+# A module that is imported by a name made at run time, as hydra does, or from a folder put on the path, may join.
+_MAY_JOIN = re.compile(
+    rb"\b(?:elasticflow|importlib|__import__|runpy|pkgutil|exec|hydra|jsonargparse|sys\.path)\b"
+)
+
+
+def require_own_loop(job: Job, root: Path) -> None:
+    """Check that a job's script, if it has one, may use elasticflow: modules of the project that it imports count, too.
+
+    Raises:
+        TrialRefusedError: neither the script nor a module of the project that it imports can call `elasticflow.join`.
+    """
+    if job.script is None:
+        return
+    files = [root / name for name in own_sources(job, root, ())]
+    if files and not any(_MAY_JOIN.search(file.read_bytes()) for file in files):
+        raise nothing_to_try(job.script.entry or job.script.module or "")
+
+
+def nothing_to_try(script: str) -> TrialRefusedError:
+    """Return the refusal of a script that reports no steps."""
+    return TrialRefusedError(
+        f"{script} does not train by elasticflow.join: when a step of it ends, and what it makes of the weights, is not known",
+        "its loop needs run.keep, run.batches and run.step: elasticflow guide own-loop",
+    )

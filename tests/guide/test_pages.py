@@ -9,7 +9,7 @@ import pytest
 import tomli
 
 from elasticflow.guide import pages
-from elasticflow.jobfile.diagnostics.explanations import CODES_PAGE
+from elasticflow.jobfile.diagnostics.codes import CODES_PAGE
 from tests.fenced_blocks import ROOT
 
 if TYPE_CHECKING:

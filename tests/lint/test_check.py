@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticflow.jobfile.diagnostics.explanations import explanation_of, titles
+from elasticflow.jobfile.diagnostics.codes import explanation_of, titles
 from elasticflow.lint.check import Selection, lint_file, lint_source
-from elasticflow.python_source.names import Names
+from elasticflow.python_source.script import Names
 from tests.lint.scripts import codes, found
 
 if TYPE_CHECKING:

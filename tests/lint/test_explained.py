@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticflow.jobfile.diagnostics.explanations import explanation_of, titles
+from elasticflow.jobfile.diagnostics.codes import explanation_of, titles
 from elasticflow.lint.check import lint_source
 
 CODES = [code for code in titles() if code.startswith("EF6")]

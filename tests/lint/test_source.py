@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow.errors import ScriptError
-from elasticflow.lint.script.source import read
+from elasticflow.lint.check import read
 
 if TYPE_CHECKING:
     from pathlib import Path

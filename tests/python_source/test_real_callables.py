@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elasticflow.python_source.definitions import Definition
-from elasticflow.python_source.modules import CannotTellError, Finder, installed_folders
+from elasticflow.python_source.modules import CannotTellError, Definition, Finder, installed_folders
 from elasticflow.python_source.resolve import Resolver
 from elasticflow.python_source.signatures import signature_of
 

@@ -11,10 +11,18 @@ from elasticflow.errors import FaultPlanError, TrialRefusedError
 from elasticflow.launcher.supervisor.scale_schedule import ScaleChange
 from elasticflow.observe.history import RunHistory
 from elasticflow.protocol.trajectory_record import Record
-from elasticflow.trials import compare_runs, fault_actions
+from elasticflow.trials import compare_runs
 from elasticflow.trials.chaos import costs, without_late_faults
-from elasticflow.trials.fault_actions import DoneFault
-from elasticflow.trials.fault_plan import KINDS, Fault, FaultPlan, draw_plan, read_plan
+from elasticflow.trials.faults import (
+    KINDS,
+    DoneFault,
+    Fault,
+    FaultPlan,
+    draw_plan,
+    fault_variable,
+    read_plan,
+    scale,
+)
 
 SHIPPED = sorted((Path(__file__).parents[2] / "examples" / "faults").glob("*.toml"))
 
@@ -93,12 +101,10 @@ def test_what_the_processes_of_a_run_are_told(tmp_path: Path) -> None:
     )
     plan = FaultPlan("plan", faults, nodes=2)
     flip, late = (f"cue={tmp_path}/cue-{number}" for number in (1, 3))
-    assert f"training.step=flip rank=1 {flip}, commit.told=stall:1 {late}" == fault_actions.fault_variable(
-        plan, tmp_path
-    )
+    assert f"training.step=flip rank=1 {flip}, commit.told=stall:1 {late}" == fault_variable(plan, tmp_path)
     joins = ScaleChange(0.0, 3, by_force=False, cue=tmp_path / "cue-2")
     ends = ScaleChange(0.0, 2, by_force=True, cue=tmp_path / "cue-4")
-    assert (ScaleChange(0.0, 2), joins, ends) == fault_actions.scale(plan, tmp_path)
+    assert (ScaleChange(0.0, 2), joins, ends) == scale(plan, tmp_path)
     assert (3, 2) == (plan.most_nodes, plan.least_nodes)
     assert not joins.is_due(1)
     (tmp_path / "cue-2").touch()

@@ -8,7 +8,7 @@ import pytest
 
 from elasticflow.errors import TrialRefusedError
 from elasticflow.jobfile.load import require_job
-from elasticflow.trials.own_loop import require_own_loop
+from elasticflow.trials.trial import require_own_loop
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.output import paint, print_json, table
+from elasticflow.cli.output import paint, paint_weight, print_json, table
 from elasticflow.cli.parameters import RUN, RUN_OR_JOB, case_option, format_option, job_of, overrides_option
 
 if TYPE_CHECKING:
@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
     from elasticflow.compiler.provenance.drift import Difference
     from elasticflow.observe.run_inputs import RunInputs
-    from elasticflow.protocol.key_weights import Weight
 
-_COLOURS: dict[Weight, str] = {"corrupting": "red", "trajectory": "yellow", "harmless": "green"}
 _JOB = "job"
 # The tables of differences by what they are about; all other tables are the job file's.
 _SUBJECTS: dict[str, frozenset[str]] = {
@@ -103,7 +101,6 @@ def _facts(inputs: RunInputs) -> dict[str, object]:
 def _text_of(
     old: RunInputs, new: RunInputs, differences: Sequence[Difference], sources: Sequence[str] | None
 ) -> Iterator[str]:
-    """Yield the lines that `elasticflow diff` prints."""
     from elasticflow.compiler.provenance.drift import lines_of
 
     # The order is the caller's: the second run may be the older one.
@@ -113,7 +110,7 @@ def _text_of(
     if differences and old.copies is not None and new.copies is not None:
         yield from _by_subject(differences)
     elif differences:
-        yield from lines_of(differences, lambda text, weight: paint(text, _COLOURS[weight], bold=True))
+        yield from lines_of(differences, paint_weight)
     else:
         yield "  no difference in job, own code, versions, machine and data"
     yield from _outcomes(old, new)

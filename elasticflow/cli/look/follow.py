@@ -80,7 +80,6 @@ class _Beside:
 
 
 def _records(lines: FollowedLines) -> list[Record]:
-    """Return the records written since the last call."""
     return [record for line in lines.look() if (record := parse(line)) is not None]
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from elasticflow import events
-from elasticflow.cli.output import paint, print_json, shortest_path, table, terminal_width
+from elasticflow.cli.output import cut, paint, print_json, shortest_path, table, terminal_width
 from elasticflow.cli.parameters import RUN, format_option
 from elasticflow.errors import (
     ANSWER_IS_NO,
@@ -114,7 +114,6 @@ def command(
 
 
 def _ranks(folder: RunFolder, text: str) -> tuple[int, ...]:
-    """Return the ranks that *text* names."""
     status = read_status(folder)
     if not is_locked(folder) and status.pid is None:
         again = (
@@ -148,7 +147,7 @@ def _ranks(folder: RunFolder, text: str) -> tuple[int, ...]:
 def _may_report_steps(folder: RunFolder) -> bool:
     """Return False if the source of the run's script shows that it never calls `elasticflow.join`."""
     from elasticflow.compiler.launch_folder import made_in
-    from elasticflow.trials.own_loop import require_own_loop
+    from elasticflow.trials.trial import require_own_loop
 
     # A record or a script that cannot be read shows nothing.
     with contextlib.suppress(LaunchFolderError, IndexError, OSError):
@@ -160,7 +159,6 @@ def _may_report_steps(folder: RunFolder) -> bool:
 
 
 def _ask(folder: RunFolder, request: ProfileRequest) -> int:
-    """Put *request* into the run folder, and return its number."""
     number = max((int(p.name) for p in folder.profiles.glob("*") if p.name.isdecimal()), default=0) + 1
     while True:
         path = folder.profile_request(number)
@@ -246,7 +244,6 @@ class _Story:
 
 
 def _show(folder: RunFolder, number: int, sort: str, most: int, form: str) -> int:
-    """Print a summary of the traces of request *number*; return the exit code."""
     found = folder.traces(number)
     answers = _Story(folder, number).answers
     failed = [record for record in answers.values() if record["event"] == events.PROFILE_FAILED]
@@ -326,7 +323,7 @@ def _operators(title: str, operators: Sequence[Operator], count: int, sort: str,
     whole = sum(each.self_us for each in operators) or 1.0
     rows = [
         (
-            _short(f"{each.name} {each.shapes}".strip()),
+            cut(f"{each.name} {each.shapes}".strip(), _LONGEST_NAME),
             _time(each.self_us / max(count, 1)),
             f"{each.self_us / whole:.0%}",
             _time(each.total_us / max(count, 1)),
@@ -345,7 +342,3 @@ def _time(microseconds: float) -> str:
     if microseconds < 999.5:
         return f"{microseconds:.0f} us"
     return f"{microseconds / 1e3:.1f} ms" if microseconds < 99_950 else span(microseconds / 1e6)
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-# Each script calls the command itself (see `cli/completer.py`), which answers with one candidate a line, a tab before
+# Each script calls the command itself (see `cli/completion_candidates.py`), which answers with one candidate a line, a tab before
 # the description. No blank follows an unfinished word: a folder, a table of the job file, a key whose value is next.
 # click's own scripts are enough for commands and options, but not for `--set` and files: the bash script passes words
 # as bash cuts them, at each "=" and ":", and splits a name with a blank; the zsh script adds a blank after each

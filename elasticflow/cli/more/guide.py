@@ -19,7 +19,7 @@ from elasticflow.lint.rungs import TEMPLATES
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from elasticflow.jobfile.diagnostics.explanations import Explanation
+    from elasticflow.jobfile.diagnostics.codes import Explanation
 
 _WIDEST = 100
 # A topic beside the pages.
@@ -103,9 +103,8 @@ def _schema(kind: str | None) -> str:
 
 
 def _explain(name: str, topics: list[str]) -> None:
-    """Print the meaning of a code, of all codes, or of another tool's name."""
     from elasticflow.cli.output import paint
-    from elasticflow.jobfile.diagnostics.explanations import explanation_of, titles
+    from elasticflow.jobfile.diagnostics.codes import explanation_of, titles
 
     near = difflib.get_close_matches(name.lower(), topics, n=3, cutoff=0.5)
     if name == _ALL_CODES:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.tables.job import Job
     from elasticflow.trials.chaos import ChaosOutcome, FaultCost
     from elasticflow.trials.compare_runs import Divergence
-    from elasticflow.trials.fault_plan import FaultPlan
+    from elasticflow.trials.faults import FaultPlan
     from elasticflow.trials.trial import Trial, World
     from elasticflow.trials.verify_elastic import TrialOutcome
 

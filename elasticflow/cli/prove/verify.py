@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from elasticflow.cli.prove.trial_view import ChaosView, VerifyView
     from elasticflow.trials.chaos import ChaosOutcome
     from elasticflow.trials.child import TriedJob
-    from elasticflow.trials.fault_plan import FaultPlan
+    from elasticflow.trials.faults import FaultPlan
     from elasticflow.trials.verify_elastic import TrialOutcome
 
 _MOST_WORKERS = 1024  # as in nodes.nproc_per_node
@@ -62,7 +62,7 @@ class VerifyOptions:
         Raises:
             FaultPlanError: the file is no fault plan, or is a plan for more steps.
         """
-        from elasticflow.trials.fault_plan import draw_plan, read_plan
+        from elasticflow.trials.faults import draw_plan, read_plan
 
         assert self.faults is not None
         if isinstance(self.faults, int):
@@ -80,7 +80,7 @@ class VerifyOptions:
         from elasticflow.compiler.provenance.missing_imports import require_importable
         from elasticflow.launcher.launch import check_torch
         from elasticflow.trials.child import TriedJob
-        from elasticflow.trials.own_loop import require_own_loop
+        from elasticflow.trials.trial import require_own_loop
 
         loaded = job_of(self.job_file, self.overrides, self.case)
         show_warnings(loaded)

@@ -61,7 +61,6 @@ def command(words: tuple[str, ...], options: tuple[str, ...], form: str) -> None
 
 
 def _dimmed(text: str) -> str:
-    """Return a line whose first word, the name of a fact, is dimmed."""
     if not text or text.startswith(" "):
         return text
     name, space, rest = text.partition(" ")

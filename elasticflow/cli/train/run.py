@@ -111,11 +111,11 @@ def _run(options: RunOptions, *, dry_run: bool) -> int:
     # An invalid --scale is refused before the job is read.
     options.scale_changes()
     if options.hosts is not None:
-        from elasticflow.cli.train.run_hosts import run_hosts
+        from elasticflow.cli.train.run_on_machines import run_hosts
 
         return run_hosts(options, options.hosts)
     if options.on == "ray":
-        from elasticflow.cli.train.run_ray import run_ray
+        from elasticflow.cli.train.run_on_machines import run_ray
 
         return run_ray(options, lambda request: launch_shown(request, options.log_format))
     if options.is_all:

@@ -107,7 +107,6 @@ def run_all(options: RunOptions, train: Callable[[LoadedJob, RunFolder], int]) -
 
 
 def _sum_up(results: Sequence[CaseResult], code: int, options: RunOptions) -> None:
-    """Print the outcome of each case, and the command that continues."""
     options.say("\n" + "\n".join(_results_text(results)))
     if code != FINISHED:
         purpose = (
@@ -119,7 +118,6 @@ def _sum_up(results: Sequence[CaseResult], code: int, options: RunOptions) -> No
 
 
 def _results_text(results: Sequence[CaseResult]) -> Iterator[str]:
-    """Yield the lines of the summary of `run --all`."""
     header = ("CASE", "RUN", "OUTCOME", "STEP", "LOSS", "EVALUATION", "TIME")
     rows = []
     for result in results:

@@ -90,14 +90,14 @@ def command(
         raise click.UsageError("--script and --args go with a file: init --script train.py")
     may_ask = not (yes or only_print) and sys.stdin.isatty() and sys.stdout.isatty()
     if example is not None:
-        from elasticflow.cli.write import init_example
+        from elasticflow.cli.write.init_files import finish_example, print_example
 
         folder = options.pop("output")
         if workers or pre_commit or script or args or any(options.values()):
             raise click.UsageError("with --example go -o, --print, --gitignore, --deep and --yes only")
         if only_print:
-            return init_example.print_job(example)
-        return init_example.finish(example, folder, may_ask=may_ask, gitignore=gitignore, deep=deep)
+            return print_example(example)
+        return finish_example(example, folder, may_ask=may_ask, gitignore=gitignore, deep=deep)
     from elasticflow.cli.write.init_files import InitOptions
 
     given = InitOptions(**options, args=args, workers=workers or _workers(), may_ask=may_ask)
@@ -152,7 +152,6 @@ def _new_job(options: InitOptions, *, only_print: bool) -> NewJob:
 
 
 def _is_script(path: Path | None, of_model: list[str], *, is_said: bool) -> bool:
-    """Return whether the file is a training script."""
     if is_said and of_model:
         names = ", ".join(f"--{name.replace('_', '-').replace('overrides', 'set')}" for name in of_model)
         raise click.UsageError(f"{names} go with a model; a script has its own arguments: --args")

@@ -1,4 +1,4 @@
-"""The files, checks and closing lines of `elasticflow init`."""
+"""The files, checks and closing lines of `elasticflow init`, for a job and for an example."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 
 from elasticflow.cli.output import paint, shell_path, shortest_path
 from elasticflow.errors import ANSWER_IS_NO, FINISHED, ElasticflowError, JobRefusedError
-from elasticflow.scaffold import files
+from elasticflow.scaffold import files, gallery
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -58,8 +58,12 @@ class NewJob:
 def print_only(new_job: NewJob) -> int:
     """Print the job file, and on standard error the names of the other files that would be written."""
     _checked(new_job)
-    click.echo(new_job.text, nl=False)
-    for name in new_job.code:
+    return _print(new_job.text, new_job.code)
+
+
+def _print(text: str, others: Iterable[str]) -> int:
+    click.echo(text, nl=False)
+    for name in others:
         click.echo(f"note: {name} would be written too", err=True)
     return FINISHED
 
@@ -190,3 +194,53 @@ def say_what_is_next(rows: Iterable[tuple[str, str]]) -> None:
     click.echo(f"\n{paint('next', bold=True)}")
     for command, does in rows:
         click.echo(f"  {command:<{width}}  {does}")
+
+
+def print_example(name: str) -> int:
+    """Print the example's job file, and on standard error the names of the other files that would be written."""
+    contents = dict(gallery.files_of(name))
+    return _print(contents.pop(gallery.JOB_FILE).decode(), [f"{name}/{other}" for other in contents])
+
+
+def finish_example(
+    name: str, folder: Path | None, *, may_ask: bool, gitignore: bool | None, deep: bool | None
+) -> int:
+    """Write an example, print what it lacks here and the next commands; return the exit code.
+
+    Args:
+        folder: Target folder; None for a folder with the example's name.
+        gitignore: Add the run folders to .gitignore; None to ask.
+        deep: Train a step of the example.
+
+    Raises:
+        ScaffoldError: there is no such example, or a file exists already; nothing was written.
+    """
+    folder = folder or Path(name)
+    contents = {folder / file: content for file, content in gallery.files_of(name).items()}
+    files.write(contents, "choose another folder: -o FOLDER")
+    for path in contents:
+        click.echo(f"{paint('wrote', 'green')} {path}")
+    offer_to_ignore_runs(folder, may_ask=may_ask, gitignore=gitignore)
+    is_ready = _is_ready(folder / gallery.JOB_FILE, deep=bool(deep))
+    say_what_is_next(
+        [
+            (f"cd {shell_path(folder)}", "README.md describes the example"),
+            (f"elasticflow run {gallery.JOB_FILE}", "train; Ctrl-C and `elasticflow resume` at any time"),
+        ]
+    )
+    return FINISHED if is_ready else ANSWER_IS_NO
+
+
+def _is_ready(job_file: Path, *, deep: bool) -> bool:
+    """Return whether the example can train on this machine, and print the obstacles."""
+    from elasticflow.compiler.provenance.missing_imports import require_importable
+
+    loaded = load(job_file)
+    if deep:
+        return tried_out(loaded, job_file, with_step=True)
+    try:
+        require_importable(loaded)
+    except JobRefusedError as error:
+        click.echo(f"\n{error.message}")
+        return False
+    return True

@@ -17,8 +17,7 @@ from elasticflow.jobfile.text.layers import flag_layer, lay_over
 from elasticflow.jobfile.text.read import UnreadableError
 from elasticflow.jobfile.type_checks.annotations import fits, in_words, ways
 from elasticflow.jobfile.wording.foreign_names import ENTRIES, plain
-from elasticflow.python_source.definitions import Definition
-from elasticflow.python_source.modules import CannotTellError, UnresolvedError
+from elasticflow.python_source.modules import CannotTellError, Definition, UnresolvedError
 from elasticflow.python_source.signatures import signature_of
 from elasticflow.scaffold.candidates import (
     ROLES,
@@ -316,7 +315,6 @@ def _job_name(model: str) -> str:
 
 
 def _lines(found: Sequence[Candidate]) -> list[str]:
-    """Return a line for each candidate: its role, its entry point, its file and line."""
     ordered = sorted(found, key=lambda each: ROLES.index(each.role))
     return [
         f"  {each.role:<8} {each.entry:<24}  {each.definition.where}"

@@ -36,8 +36,8 @@ def is_script(path: Path) -> bool:
     Raises:
         ScriptError: the path is a folder or a notebook.
     """
+    from elasticflow.lint.check import read
     from elasticflow.lint.script.forms import trains
-    from elasticflow.lint.script.source import read
 
     try:
         return trains(read(path, str(path)))
@@ -65,8 +65,8 @@ def finish(
     """
     from elasticflow.cli.write.lint import show_form
     from elasticflow.jobfile.project import project_root_of
+    from elasticflow.lint.check import read
     from elasticflow.lint.script.forms import form_of
-    from elasticflow.lint.script.source import read
 
     script = read(path, str(path))
     form = form_of(script)

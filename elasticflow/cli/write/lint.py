@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import click
 
-from elasticflow.cli.output import counts_of, paint, report_findings
+from elasticflow.cli.output import counts_of, cut, paint, report_findings, shortest_path
 from elasticflow.cli.parameters import SCRIPT_OR_FOLDER, findings_option, strict_option
 from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic, in_order
 from elasticflow.observe.terminal.formats import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from pathlib import Path
 
     from elasticflow.jobfile.diagnostics.render_text import Format
     from elasticflow.lint.check import Selection
@@ -92,8 +92,8 @@ def command(
 
 def _show_form_of(path: Path, name: str) -> None:
     from elasticflow.errors import ScriptError
+    from elasticflow.lint.check import read
     from elasticflow.lint.script.forms import form_of
-    from elasticflow.lint.script.source import read
 
     try:
         script = read(path, name)
@@ -114,7 +114,7 @@ def show_form(name: str, script: Script, form: Form) -> None:
         return
     click.echo(f"{paint(f'rung {form.rung + 1}', bold=True)}  {RUNGS[form.rung + 1]}")
     for change in next_changes(script, form):
-        click.echo(f"  {name}:{change.line}: {_cut(mask_secrets(change.before))}")
+        click.echo(f"  {name}:{change.line}: {cut(mask_secrets(change.before), _WIDTH)}")
         click.echo(f"      {paint('->', dim=True)} {change.after}")
     if form.rung:
         click.echo("        `elasticflow guide own-loop`: the same bits at any number of workers")
@@ -125,10 +125,6 @@ def show_form(name: str, script: Script, form: Form) -> None:
         click.echo("        each call, and lines that are easy to get wrong: `elasticflow guide own-loop`")
     else:
         click.echo("        no example of this form; it runs as it is: `elasticflow guide adopting`")
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 3]}..."
 
 
 def show_looked_for(findings: Sequence[Diagnostic], selection: Selection) -> None:
@@ -142,8 +138,7 @@ def show_looked_for(findings: Sequence[Diagnostic], selection: Selection) -> Non
 
 
 def _selection(select: Sequence[str], ignore: Sequence[str]) -> Selection:
-    """Return the selected codes."""
-    from elasticflow.jobfile.diagnostics.explanations import titles
+    from elasticflow.jobfile.diagnostics.codes import titles
     from elasticflow.lint.check import Selection
 
     known = [code for code in titles() if code.startswith("EF6")]
@@ -168,15 +163,15 @@ def _files(given: Sequence[Path]) -> tuple[list[tuple[Path, str]], int]:
     from elasticflow.lint.check import may_train
 
     files: dict[str, tuple[Path, str]] = {}
-    num_others, here = 0, Path.cwd()
+    num_others = 0
     for path in given or [current_project_root()]:
         inside = [*files_below(path, ".py")] if path.is_dir() else [path]
         if not inside:
             raise click.UsageError(f"there is no Python file in {path}")
         for each in inside:
             if may_train(each):
-                name = each.relative_to(here) if path.is_dir() and each.is_relative_to(here) else each
-                files.setdefault(os.path.realpath(each), (each, str(name)))
+                name = shortest_path(each) if path.is_dir() else str(each)
+                files.setdefault(os.path.realpath(each), (each, name))
             else:
                 num_others += 1
     return list(files.values()), num_others
@@ -201,7 +196,7 @@ def _summary(shown: Sequence[Diagnostic], num_files: int, num_others: int, *, st
 
 def looked_for(findings: Iterable[Diagnostic], selection: Selection) -> list[tuple[str, str, str]]:
     """Return a row for each selected subject: its codes, the fault, and the number of findings by code."""
-    from elasticflow.jobfile.diagnostics.explanations import titles
+    from elasticflow.jobfile.diagnostics.codes import titles
 
     findings = list(findings)
     found = Counter(each.code for each in findings)

@@ -121,7 +121,6 @@ def command(
 def _write(
     loaded: LoadedJob, overrides: tuple[str, ...], case: str | None, folder: Path, *, force: bool
 ) -> None:
-    """Write the files of a launch, and say how to start it."""
     from elasticflow.cli.output import shell_path, show_warnings
     from elasticflow.compiler.launch_folder import launch_files, materialize
     from elasticflow.compiler.plan.launch_plan import plan_job
@@ -259,7 +258,6 @@ def _knowledge(loaded: LoadedJob, run_facts: RunFacts | None, report: DeepReport
 
 
 def _sets(report: DeepReport | None) -> KnownSets | None:
-    """Return the facts of a mixture's sets that `--deep` found."""
     from elasticflow.compiler.plan.forecast import KnownSets
 
     if report is None or report.facts.sets is None or report.facts.shares is None:

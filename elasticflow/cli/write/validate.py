@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from elasticflow.cli.output import counts_of, report_findings
+from elasticflow.cli.output import counts_of, report_findings, shortest_path
 from elasticflow.cli.parameters import JOB_FILE, findings_option, set_option, strict_option
 from elasticflow.cli.write.deep_options import deep_options, requested, try_out_all
 from elasticflow.jobfile.diagnostics.diagnostic import in_order
@@ -86,8 +86,7 @@ def _job_files(given: Sequence[Path]) -> list[Path]:
             raise click.UsageError(
                 f"there is no job file in {path}: give one, or write one with `elasticflow init`"
             )
-        here = Path.cwd()
-        found += [each.relative_to(here) if each.is_relative_to(here) else each for each in inside]
+        found += [Path(shortest_path(each)) for each in inside]
     return found
 
 

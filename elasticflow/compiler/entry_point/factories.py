@@ -5,13 +5,12 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from elasticflow.compiler.entry_point.source_code import Call, Display, Name, given, keywords, quoted
+from elasticflow.compiler.entry_point.source_code import Call, Display, Name, call, given, keywords, quoted
 from elasticflow.jobfile.entry_points.calls import takes_optimizer_later, takes_optimizers
 from elasticflow.jobfile.entry_points.object_arguments import dataset_values, object_of
 from elasticflow.jobfile.tables.evaluation import metric_entry
 from elasticflow.jobfile.type_checks.annotations import DatasetValue
-from elasticflow.python_source.definitions import Definition, MethodError
-from elasticflow.python_source.modules import Finder, UnresolvedError
+from elasticflow.python_source.modules import Definition, Finder, MethodError, UnresolvedError
 from elasticflow.python_source.resolve import Resolver
 from elasticflow.python_source.signatures import Signature, signature_of
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from elasticflow.compiler.entry_point.imports import Imports
+    from elasticflow.compiler.entry_point.source_code import Imports
     from elasticflow.jobfile.tables.evaluation import MetricTable
     from elasticflow.jobfile.tables.job import Job
     from elasticflow.jobfile.tables.training import DatasetTable, GroupTable
@@ -75,7 +74,7 @@ def training_data(table: DatasetTable, imports: Imports, args: Args) -> Call:
         factory(imports, each.entry, args=each.args, where=f"dataset.mix[{number}].args")
         for number, each in enumerate(table.mix)
     ]
-    return Call("MixedDataset", tuple(("", each) for each in sets))
+    return call("MixedDataset", *sets)
 
 
 def collator(table: CollateTable, imports: Imports, where: str) -> Call:

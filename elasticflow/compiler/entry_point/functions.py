@@ -15,10 +15,10 @@ from elasticflow.compiler.entry_point.factories import (
     partial_of,
     training_data,
 )
-from elasticflow.compiler.entry_point.imports import Imports
 from elasticflow.compiler.entry_point.source_code import (
     Call,
     Code,
+    Imports,
     Name,
     call,
     flat,
@@ -103,7 +103,7 @@ class Function:
 
     def call(self) -> Call:
         """Return the call of the function, with variables that have the names of its parameters."""
-        return Call(self.name, tuple(("", each.partition(":")[0]) for each in self._all_parameters()))
+        return call(self.name, *(each.partition(":")[0] for each in self._all_parameters()))
 
     def reference(self) -> str:
         """Return the code of a callable that calls the function and takes no arguments."""
@@ -243,10 +243,9 @@ def _training_step(job: Job, forms: CallForms, imports: Imports) -> Function:
         name, given = on_model(name), ("batch",)
     if forms.step_moves_optimizers:
         given += ("optimizers",)
-    value = Call(name, tuple(("", text) for text in given))
+    value = call(name, *given)
     if job.model.loss_count is not None:
-        count = Call(imports.name_of(job.model.loss_count), (("", "batch"),))
-        value = Call("with_count", (("", value), ("", count)))
+        value = call("with_count", value, call(imports.name_of(job.model.loss_count), "batch"))
     first = "inputs, targets = batch" if job.model.loss else None
     key = "model.loss" if job.model.loss else "model.step"
     return Function(key, "training_step", doc, value, imports, parameters, kind, first=first)
@@ -275,25 +274,19 @@ def _optimizers(job: Job, forms: CallForms, taken: frozenset[str]) -> Iterator[F
     first = f"optimizer={name}" if forms.schedule_by_name else name
     made = factory(imports, entry, first, args=args, where="lr_scheduler.args")
     if forms.schedule_is_timms:
-        made = Call("CountedSchedule", (("", made),))
+        made = call("CountedSchedule", made)
     if job.lr_scheduler.metric is not None:
-        made = _by_metric(made, job.lr_scheduler.metric, job.evaluations)
+        metric = job.lr_scheduler.metric
+        every = intervals(job.evaluations[metric.rpartition(".")[0]].every)
+        made = call("MetricSchedule", made, quoted(metric), every=every)
     if moves:
-        made = Call("Schedules", (("", made),))
+        made = call("Schedules", made)
     key, doc, parameters = (
         _key("lr_scheduler", args),
         "Return the learning-rate schedule",
         (f"{name}: {kind}",),
     )
     yield Function(key, "build_scheduler", doc, made, imports, parameters, begins="scheduler")
-
-
-def _by_metric(schedule: Code, metric: str, evaluations: Mapping[str, EvaluationTable]) -> Call:
-    every = intervals(evaluations[metric.rpartition(".")[0]].every)
-    return Call(
-        "MetricSchedule",
-        (("", schedule), ("", quoted(metric)), *keywords({"every": every}, "evaluation.every")),
-    )
 
 
 def of_set(name: str, of: str) -> str:
@@ -322,7 +315,6 @@ def _of_evaluation(name: str, table: EvaluationTable, taken: frozenset[str]) -> 
 
 
 def _hook(table: HookTable, imports: Imports, name: str) -> Call:
-    """Return the record of a hook."""
     where = f"hooks.{name}.args"
     args = {key: argument(value, imports, f"{where}.{key}") for key, value in table.args.items()}
     function = imports.name_of(table.entry)
@@ -332,4 +324,4 @@ def _hook(table: HookTable, imports: Imports, name: str) -> Call:
         options["every"] = steps
     if table.all_ranks:
         options["all_ranks"] = True
-    return Call("Hook", (("", called), ("", quoted(table.entry)), *keywords(options, f"hooks.{name}")))
+    return call("Hook", called, quoted(table.entry), **options)

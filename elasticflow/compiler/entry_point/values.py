@@ -10,12 +10,10 @@ from elasticflow.compiler.entry_point.functions import functions_of, of_set
 from elasticflow.compiler.entry_point.source_code import (
     Call,
     Code,
-    Display,
     Name,
     call,
     flat,
     given,
-    keywords,
     layout,
     literal,
     quoted,
@@ -159,25 +157,18 @@ def evaluation(job: Job, functions: Mapping[str, Function], forms: CallForms) ->
             "test_set": _test_set(job, "", table, functions),
             "evaluation": call("Evaluation", "worker", "model", step, "test_set", "run.schedule", **options),
         }
-    made = []
+    made = {}
     for name, table in job.evaluations.items():
-        dataset, options = (
-            _test_set(job, name, table, functions),
-            _evaluation_options(job, name, table, functions, forms),
-        )
-        given = (("", "worker"), ("", "model"), ("", step), ("", dataset), ("", "run.schedule"))
-        options_of_set = keywords(options, dotted(path_of_set(name)))
-        made.append((f"{quoted(name)}: ", Call("Evaluation", (*given, *options_of_set))))
-    sets = Display("{", tuple(made), "}")
-    rule = keywords(stop_when, "train.stop_when")
-    several = Call("Evaluations", (("", "worker"), ("", "run.schedule"), ("", sets), *rule))
-    return {"test_set": None, "evaluation": several}
+        dataset = _test_set(job, name, table, functions)
+        options = _evaluation_options(job, name, table, functions, forms)
+        made[name] = call("Evaluation", "worker", "model", step, dataset, "run.schedule", **options)
+    sets = literal(made, "evaluation")
+    return {"test_set": None, "evaluation": call("Evaluations", "worker", "run.schedule", sets, **stop_when)}
 
 
 def opened(build: Function, name: str, options: Mapping[str, Any]) -> Call:
     """Return the call that opens the data set called *name*, made by *build*."""
-    arguments = (("", "worker"), ("", build.reference()), ("", quoted(name)))
-    return Call("open_dataset", (*arguments, *keywords(options, name)))
+    return call("open_dataset", "worker", build.reference(), quoted(name), **options)
 
 
 def _test_set(job: Job, name: str, table: EvaluationTable, functions: Mapping[str, Function]) -> Call:
@@ -215,9 +206,7 @@ def _evaluation_collate(own: Function | None, functions: Mapping[str, Function])
 def _stop_when(job: Job, text: str) -> Call:
     rule = parse_stop_when(text)
     options = given(evaluations=rule.evaluations, by=rule.by or None, bound=rule.bound)
-    named = keywords(options, "train.stop_when")
-    better = quoted(str(better_of(rule, job.evaluation)))
-    return Call("StopWhen", (("", quoted(rule.metric)), ("", better), *named))
+    return call("StopWhen", quoted(rule.metric), quoted(str(better_of(rule, job.evaluation))), **options)
 
 
 def _best_of(job: Job, table: EvaluationTable) -> str | None:
@@ -246,12 +235,10 @@ def _hooks(job: Job, functions: Mapping[str, Function], forms: CallForms) -> Lin
     options |= {"is_exact": True} if _is_exact(job) else {}
     options |= {"average": Name("average")} if job.train.ema is not None else {}
     made = call("Hooks", "worker", "model", **options)
-    made = Call("Hooks", (*made.arguments, ("**", functions["build_hooks"].call())))
-    return Call("run.call", (("", made),))
+    return call("run.call", Call("Hooks", (*made.arguments, ("**", functions["build_hooks"].call()))))
 
 
 def _train(job: Job, forms: CallForms) -> dict[str, Line]:
-    """Return the lines of the loop over batches, and its arguments."""
     optimizer, moves, table = _name_of_optimizer(forms), forms.step_moves_optimizers, job.lr_scheduler
     parameters = {
         "run": "Run",
@@ -272,7 +259,7 @@ def _train(job: Job, forms: CallForms) -> dict[str, Line]:
     is_scaled = _is_fp16(job, forms)
     return {
         "train.def": layout(definition, after=" -> None:"),
-        "train": Call("train", tuple(("", name) for name in parameters)),
+        "train": call("train", *parameters),
         "zero_grad": None if moves else "optimizer.zero_grad()",
         "gradients_of_step": f"run.gradients(lambda part: training_step({', '.join(passed)}), batch)",
         "unscale": "scaler.unscale_(optimizer)" if is_scaled else None,
@@ -285,7 +272,6 @@ def _train(job: Job, forms: CallForms) -> dict[str, Line]:
 
 
 def _gradient_norm(job: Job) -> Line:
-    """Return the line that clips the gradient or logs its norm."""
     if job.optimizer.clip_grad_norm is None:
         return "run.worker.log_grad_norm_of(model)" if job.logging.grad_norm else None
     clip = call("nn.utils.clip_grad_norm_", "model.parameters()", "CLIP_GRAD_NORM")
@@ -329,7 +315,7 @@ def _is_exact(job: Job) -> bool:
 def from_root(path: str) -> Code:
     """Return the code of a path or URL; relative paths are relative to the project, in whatever folder train.py runs."""
     relative = path_from_root(path)
-    return quoted(path) if relative is None else Call("str", (("", f"ROOT / {quoted(relative)}"),))
+    return quoted(path) if relative is None else call("str", f"ROOT / {quoted(relative)}")
 
 
 def _policy(job: Job) -> Code:
@@ -390,7 +376,7 @@ def _join(job: Job, digest: str) -> Code:
         "threads": job.train.threads or (1 if _is_exact(job) else None),
         "measures": _measures(job),
     }
-    return Call("join_job", keywords(given(**options), "join"))
+    return call("join_job", **given(**options))
 
 
 def _measures(job: Job) -> Code | None:
@@ -409,7 +395,6 @@ def _unless(value: Any, usual: Any) -> Any:
 
 
 def _gradients(job: Job, forms: CallForms) -> Code:
-    """Return the code that says how the gradients of a step are made."""
     options: dict[str, Any]
     if forms.step_moves_optimizers:
         clips = job.optimizer.clip_grad_norm is not None
@@ -419,7 +404,7 @@ def _gradients(job: Job, forms: CallForms) -> Code:
             "logs_grad_norm": False if job.logging.grad_norm is False else None,
         }
     else:
-        ddp = {key: value for key, value in job.ddp.model_dump().items() if value not in (None, False)}
+        ddp = {key: value for key, value in job.ddp if value not in (None, False)}
         options = {
             "precision": Name("PRECISION"),
             "on_nonfinite": job.train.on_nonfinite,
@@ -430,7 +415,6 @@ def _gradients(job: Job, forms: CallForms) -> Code:
 
 
 def _sharding(job: Job) -> Line:
-    """Return the code that says how the model is sharded."""
     if job.parallel is None:
         return None
     options = given(

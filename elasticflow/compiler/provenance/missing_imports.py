@@ -12,13 +12,13 @@ from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
 from elasticflow.jobfile.diagnostics.render_text import render
 from elasticflow.jobfile.entry_points.calls import calls_of
 from elasticflow.python_source.bindings import parse_python
-from elasticflow.python_source.definitions import file_seen_from_here
 from elasticflow.python_source.modules import (
     CannotTellError,
     Finder,
     Module,
     NoModuleError,
     NotInstalledError,
+    file_seen_from_here,
     install_help,
     is_found_by_hooks,
     source_of,

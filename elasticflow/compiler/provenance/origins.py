@@ -98,8 +98,6 @@ def relative(file: Path, project_root: Path) -> str:
 
 
 class _Walk:
-    """Follows imports from module to module on the job's own path."""
-
     def __init__(self, finder: Finder) -> None:
         self._finder = finder
         self._next: dict[str, list[str]] = {}  # module -> its imports

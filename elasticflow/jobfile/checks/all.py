@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import re
+import shutil
 from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.checks.evaluation import check_evaluation_data, check_stop_when
-from elasticflow.jobfile.checks.exact import check_exact
-from elasticflow.jobfile.checks.failure_costs import check_failure_costs
-from elasticflow.jobfile.checks.observing import check_measures, check_sink_options
-from elasticflow.jobfile.checks.parallel import check_parallel
-from elasticflow.jobfile.checks.sampling import check_data_shards, check_sampling
 from elasticflow.jobfile.checks.schedules import check_schedule, check_schedule_metric
+from elasticflow.jobfile.checks.shards import check_data_shards, check_exact, check_parallel
 from elasticflow.jobfile.checks.slurm import check_slurm
 from elasticflow.jobfile.checks.training_length import check_intervals, samples_per_epoch
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
-from elasticflow.jobfile.entry_points.free_tables import check_free_values, check_secrets
-from elasticflow.jobfile.entry_points.object_arguments import check_objects
+from elasticflow.jobfile.entry_points.object_arguments import check_free_values, check_objects, check_secrets
 from elasticflow.jobfile.tables.evaluation import (
     OF_LOSS,
     MetricTable,
@@ -26,16 +22,20 @@ from elasticflow.jobfile.tables.evaluation import (
     path_of_set,
     ranking_set,
 )
-from elasticflow.jobfile.text.layers import table_at, value_at
+from elasticflow.jobfile.tables.logging import SINKS
+from elasticflow.jobfile.text.layers import value_at
 from elasticflow.protocol import worker_environment
+from elasticflow.system.units import intervals, parse_duration, parse_interval
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.jobfile.diagnostics.positions import KeyPath
     from elasticflow.jobfile.tables.evaluation import EvaluationTable
     from elasticflow.jobfile.tables.job import ValidTables
+    from elasticflow.jobfile.tables.training import DatasetTable
     from elasticflow.jobfile.text.source import Source
 
 _URIS = (("snapshots", "uri"), ("model", "weights"), ("torchrun", "log_dir"))
@@ -43,6 +43,8 @@ _NO_PLACE = {  # where snapshots cannot be written, and why
     re.compile(r"(^|::)memory://", re.IGNORECASE): "is the memory of one process, and a run has several",
     re.compile(r"(^|::)https?://", re.IGNORECASE): "can only be read: http does not write",
 }
+# Within the grace a worker ends its step, agrees with the others, stages and commits: no machine does that faster.
+_LEAST_GRACE_S = 1.0
 
 
 def check_tables(source: Source, tables: ValidTables) -> list[Diagnostic]:
@@ -54,14 +56,14 @@ def check_tables(source: Source, tables: ValidTables) -> list[Diagnostic]:
         *check_exact(source, tables),
         *check_parallel(source, tables),
         *check_data_shards(source, tables),
-        *check_sampling(source, tables),
+        *_sampling(source, tables),
         *check_evaluation_data(source, tables),
-        *check_measures(source, tables),
+        *_measures(source, tables),
         *check_stop_when(source, tables),
-        *check_sink_options(source, tables),
+        *_sink_options(source, tables),
         *check_schedule_metric(source, tables),
         *check_lengths(source, tables),
-        *check_failure_costs(source, tables),
+        *_failure_costs(source, tables),
         *_optimizer(source, tables),
         *_rendezvous(source, tables),
         *_variables(source, tables),
@@ -83,7 +85,8 @@ def check_lengths(source: Source, tables: ValidTables) -> list[Diagnostic]:
     Where a flag cuts training short for a trial, only errors and what the flags themselves say are returned.
     """
     problems = [*check_schedule(source, tables), *check_intervals(source, tables)]
-    key = "steps" if "steps" in table_at(source.raw, "train") else "epochs"
+    train = tables.get("train")
+    key = "epochs" if train is None or train.steps is None else "steps"
     is_trial = not problems or source.problem("", "", ("train", key)).is_flag
     return [each for each in problems if each.severity == "error" or each.is_flag or not is_trial]
 
@@ -117,6 +120,57 @@ def _batch(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
         )
         remedy = f"a pass over the data is not even one step: use a batch of at most {dataset.samples:,}"
         yield source.problem(codes.BATCH_OVER_DATA, message, path, severity="warning", remedy=remedy)
+
+
+def _sampling(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
+    """Yield the keys that cannot be combined with a job's sampler or mixture."""
+    dataset = tables.get("dataset")
+    if dataset is None:
+        return
+    for key in ("sampler", "mix"):
+        if getattr(dataset, key) and dataset.shards is not None:
+            message = f"dataset.{key} draws samples by their numbers, and data shards are read in order"
+            remedy = (
+                "leave it out and let the shards' own code draw, or read the data by index: an object with __len__ and __getitem__,\n"
+                "without dataset.shards"
+            )
+            yield _no_sampling(source, key, message, remedy)
+    kind = None if dataset.sampler is None else dataset.sampler.kind
+    if dataset.mix:
+        yield from _mixture(source, dataset, kind)
+    elif kind == "temperature":
+        message = (
+            "dataset.sampler.temperature shares samples out among the sets of a mixture, and there is one set"
+        )
+        remedy = "leave it out, or name several sets: [[dataset.mix]] with an entry each"
+        yield _no_sampling(source, "sampler", message, remedy)
+
+
+def _mixture(source: Source, dataset: DatasetTable, kind: str | None) -> Iterator[Diagnostic]:
+    if dataset.args:
+        message = "dataset.args belong to dataset.entry, and each set of dataset.mix has args of its own"
+        yield _no_sampling(source, "args", message, "move them into the tables of [[dataset.mix]]")
+    if kind not in (None, "temperature"):
+        message = f"dataset.sampler.{kind} goes by the samples of one set, and dataset.mix names several"
+        remedy = (
+            "leave it out; or return all sets as one from a function of your own (torch.utils.data.ConcatDataset), as dataset.entry,\n"
+            f"with {kind} for the samples of all"
+        )
+        yield _no_sampling(source, "sampler", message, remedy)
+    without = [number for number, each in enumerate(dataset.mix) if each.weight is None]
+    if kind == "temperature" and len(without) < len(dataset.mix):
+        number = next(number for number, each in enumerate(dataset.mix) if each.weight is not None)
+        message = "dataset.sampler.temperature makes the sets' shares of their sizes, and a set has a weight of its own"
+        path = ("dataset", "mix", number, "weight")
+        yield source.problem(codes.SAMPLER, message, path, remedy="keep the weights, or the temperature")
+    elif 0 < len(without) < len(dataset.mix):
+        message = f"dataset.mix[{without[0]}] has no weight, and other sets have one"
+        remedy = "give every set a weight, or none: then each is drawn by its size"
+        yield source.problem(codes.SAMPLER, message, ("dataset", "mix", without[0]), remedy=remedy)
+
+
+def _no_sampling(source: Source, key: str, message: str, remedy: str) -> Diagnostic:
+    return source.problem(codes.SAMPLER, message, ("dataset", key), at_key=True, remedy=remedy)
 
 
 def _best(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
@@ -210,8 +264,8 @@ def _rendezvous(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
 
 def _variables(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
     """Yield variables of [env] that another key sets."""
-    nodes, train = tables.get("nodes"), tables.get("train")
-    own = table_at(source.raw, "env")
+    nodes, train, env = tables.get("nodes"), tables.get("train"), tables.get("env")
+    own = {} if env is None else env.values()
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         if name in own and nodes is not None and nodes.interface is not None:
             message = f"env.{name} and nodes.interface exclude each other"
@@ -299,3 +353,90 @@ def _not_shared(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
 
 def _is_local(uri: str | None) -> bool:
     return uri is None or "://" not in uri or uri.startswith(("file://", "local://"))
+
+
+def _failure_costs(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
+    """Yield a warning for a grace too short for a snapshot, and for a budget that refills faster than snapshots come."""
+    snapshots, restarts = tables.get("snapshots"), tables.get("restarts")
+    if snapshots is None:
+        return
+    if parse_duration(snapshots.grace) < _LEAST_GRACE_S:
+        message = f'snapshots.grace is "{snapshots.grace}": a preempted worker has no time to take a snapshot'
+        remedy = (
+            "a step must end and a snapshot be written in this time: set the time between the signal and the kill,\n"
+            "such as Slurm's KillWait (30 s) or Kubernetes' terminationGracePeriodSeconds (30 s)"
+        )
+        yield source.problem(
+            codes.SHORT_GRACE, message, ("snapshots", "grace"), severity="warning", remedy=remedy
+        )
+    if restarts is not None and restarts.refill is not None:
+        yield from _refill(source, restarts.refill, snapshots.every)
+
+
+def _refill(source: Source, refill: str, every: str | list[str]) -> Iterator[Diagnostic]:
+    """Yield a warning for a refill by time that is shorter than the time between snapshots.
+
+    Time passes even if training makes no progress; a refill after steps or epochs needs progress.
+    """
+    due = [parse_interval(text) for text in intervals(every)]
+    if parse_interval(refill).unit != "s" or any(interval.unit != "s" for interval in due):
+        return
+    first = min(due)
+    if parse_interval(refill).amount < first.amount:
+        message = f'restarts.refill ("{refill}") is shorter than the time between snapshots ({first})'
+        remedy = (
+            "a job that fails between the two goes back to the same snapshot for ever, and the budget never stops it:\n"
+            'take snapshots more often, or refill by progress, such as "1000 steps"'
+        )
+        yield source.problem(
+            codes.ENDLESS_REFILL, message, ("restarts", "refill"), severity="warning", remedy=remedy
+        )
+
+
+def check_program(source: Source, tables: ValidTables, root: Path) -> Iterator[Diagnostic]:
+    """Yield a warning if notify.command names a program that this machine does not have; *root*: folder of the project."""
+    notify = tables.get("notify")
+    if notify is None or notify.command is None:
+        return
+    program, path = notify.command[0], ("notify", "command", 0)
+    if "/" in program:
+        is_there = shutil.which(root / program) is not None
+        remedy = "a relative path starts at the project root; the file must be executable (chmod +x)"
+    else:
+        is_there = shutil.which(program) is not None
+        remedy = "install it where the job runs"
+        if (root / program).is_file():
+            remedy = f"a file of the project is named with its folder: {show(f'./{program}')}"
+    if not is_there:
+        message = f"notify.command: there is no program {show(program)} here"
+        yield source.problem(codes.NO_PROGRAM, message, path, severity="warning", remedy=remedy)
+
+
+def _sink_options(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
+    """Yield a warning for each table of options whose sink is not chosen."""
+    logging = tables.get("logging")
+    if logging is None or len(source.layers) > 1:
+        return  # a base may hold options for jobs that choose the sink; a case or a flag may choose other sinks for once
+    for name in SINKS:
+        if getattr(logging, name) is not None and name not in logging.sinks:
+            message = f"[logging.{name}] has no effect: logging.sinks does not have {show(name)}"
+            sinks = ", ".join(show(each) for each in [*logging.sinks, name])
+            remedy = f"add to [logging]: sinks = [{sinks}]; or leave the table out"
+            path = ("logging", name)
+            yield source.problem(
+                codes.UNUSED_OPTIONS, message, path, at_key=True, severity="warning", remedy=remedy
+            )
+
+
+def _measures(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
+    """Yield the problems of the keys that model FLOPs utilization (MFU) needs."""
+    model, logging = tables.get("model"), tables.get("logging")
+    if model is None or logging is None:
+        return
+    if logging.peak_flops is not None and model.flops_per_sample is None:
+        message = "logging.peak_flops is a part of MFU, which needs model.flops_per_sample"
+        remedy = (
+            "say how many floating-point operations training on one sample takes, forward and backward: "
+            "of a transformer, some 6 x parameters x tokens"
+        )
+        yield source.problem(codes.MISSING, message, ("logging", "peak_flops"), remedy=remedy)

@@ -250,7 +250,6 @@ def _name_part(label: str, value: object) -> str:
 
 
 def _fixed_keys(source: Source, axes: list[Axis]) -> Iterator[Diagnostic]:
-    """Yield the keys that no case may change."""
     given = source.raw["matrix"].get("cases", {})
     for path, why in _FIXED.items():
         paths = [("matrix", "axes", *path)] if any(axis.path[: len(path)] == path for axis in axes) else []

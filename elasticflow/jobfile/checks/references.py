@@ -289,7 +289,6 @@ def _is_late(path: KeyPath) -> bool:
 
 
 def _keys_with_references() -> list[str]:
-    """Return every key that may hold references."""
     return [
         f"{table}.{key}"
         for table in Job.model_fields

@@ -214,7 +214,6 @@ def check_schedule_metric(source: Source, tables: ValidTables) -> Iterator[Diagn
 def _of_schedule(
     source: Source, scheduler: LrSchedulerTable, metric: str, evaluation: Evaluation | None
 ) -> Iterator[Diagnostic]:
-    """Yield the problems of a schedule whose metric is measured."""
     known = re.fullmatch(ENTRY, scheduler.entry)
     if known is not None and known[1] != _PLATEAU:
         message = f"{known[1]} counts steps or epochs, and takes no metric"

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import show, to_toml
-from elasticflow.jobfile.text.layers import table_at
 from elasticflow.python_source.modules import CannotTellError, Finder, NoModuleError, UnresolvedError
 
 if TYPE_CHECKING:
@@ -38,12 +37,13 @@ def check_script(source: Source, tables: ValidTables, root: Path) -> Iterator[Di
             yield source.problem(
                 codes.MALFORMED, message, ("script", "args", number), severity="warning", remedy=remedy
             )
-    if table_at(source.raw, "snapshots", "include"):
+    snapshots, restarts = tables.get("snapshots"), tables.get("restarts")
+    if snapshots is not None and snapshots.include:
         message = "snapshots.include has no meaning beside [script]: the script says what its snapshots hold"
         remedy = "leave it out; a script that calls `elasticflow.join` names its objects there"
         path: KeyPath = ("snapshots", "include")
         yield source.problem(codes.EXCLUSIVE, message, path, at_key=True, remedy=remedy)
-    if table_at(source.raw, "restarts").get("warm") == "standby":
+    if restarts is not None and restarts.warm == "standby":
         message = 'restarts.warm = "standby" has no meaning beside [script]: a standby does not know what it imports'
         remedy = (
             "leave it out: workers are forked from a process that has torch, and what script.preload names"

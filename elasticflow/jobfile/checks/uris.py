@@ -52,7 +52,6 @@ def _unexpanded(uri: str, key: str) -> tuple[str, str] | None:
 
 
 def _wrong(uri: str, key: str) -> tuple[str, str] | None:
-    """Return the problem of a URI, and the remedy."""
     if uri != uri.strip():
         return "begins or ends with a blank", f"write {key} = {_pasteable(uri.strip())}"
     if _OF_WINDOWS.match(uri):

@@ -88,7 +88,6 @@ def _as_printed(text: str) -> str:
 
 
 def _width(text: str) -> int:
-    """Return the number of columns that a text takes in a terminal."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from elasticflow.jobfile.diagnostics import codes
-from elasticflow.jobfile.diagnostics.explanations import explanation_of
+from elasticflow.jobfile.diagnostics.codes import explanation_of
 from elasticflow.system.installation import VERSION
 
 if TYPE_CHECKING:

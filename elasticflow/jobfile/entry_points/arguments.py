@@ -9,7 +9,7 @@ from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.suggestions import nearest
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
 from elasticflow.jobfile.entry_points.calls import takes_optimizer_later, takes_optimizers
-from elasticflow.jobfile.entry_points.free_tables import not_passable
+from elasticflow.jobfile.entry_points.object_arguments import not_passable
 from elasticflow.jobfile.entry_points.own_steps import check_own_step
 from elasticflow.jobfile.text.layers import table_at, value_at
 from elasticflow.jobfile.type_checks.annotations import (
@@ -21,8 +21,7 @@ from elasticflow.jobfile.type_checks.annotations import (
     nearest_choice,
 )
 from elasticflow.python_source.bindings import origin
-from elasticflow.python_source.definitions import Definition
-from elasticflow.python_source.modules import UnresolvedError
+from elasticflow.python_source.modules import Definition, UnresolvedError
 from elasticflow.python_source.syntax import decorators_of, dotted_names, unquoted
 
 if TYPE_CHECKING:
@@ -92,7 +91,6 @@ class ArgumentCheck:
         ]
 
     def _of_sklearn(self) -> Diagnostic:
-        """Return the problem of a metric that takes (y_true, y_pred), the arguments in the other order."""
         text = self._entry.call.text
         message = f"{text} takes the targets first, and classes: a metric is called with outputs, targets"
         name = text.rpartition(":")[2]
@@ -158,7 +156,6 @@ class ArgumentCheck:
                 return self._entry.problem(codes.BAD_ARGUMENT, message, f"let it take {given}\n{defined}")
 
     def _how_to_give(self, name: str) -> str:
-        """Return the remedy for a missing argument."""
         call = self._entry.call
         if call.args is not None and name in self._by_place_only:
             return _BY_PLACE

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.entry_points.object_arguments import (
@@ -26,6 +26,19 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.text.source import Source
     from elasticflow.python_source.resolve import Resolver
 
+# Positional arguments of the entry points that are no members of a list or of a table of names.
+_FIXED: dict[tuple[str, str], tuple[str, ...]] = {
+    ("model", "entry"): (),
+    ("model", "loss"): ("outputs", "targets"),
+    ("model", "step"): ("model", "batch"),
+    ("model", "loss_count"): ("batch",),
+    ("optimizer", "entry"): ("the parameters",),
+    ("lr_scheduler", "entry"): ("the optimizer",),
+    ("dataset", "entry"): (),
+    ("dataset", "prepare"): (),
+    ("dataset", "collate"): ("samples",),
+}
+# The same of those that may be methods of the model's class.
 _AS_METHODS: dict[tuple[str, str], tuple[str, ...]] = {
     ("optimizer", "entry"): (),
     ("model", "step"): ("batch",),
@@ -74,63 +87,52 @@ def calls_of(job: Job) -> Iterator[EntryCall]:
 
 def entry_calls(raw: TomlTable) -> Iterator[EntryCall]:
     """Yield every entry point of a merged job, even if its table has other problems."""
-    batch = ("model", "batch") if "step" in table_at(raw, "model") else ("outputs", "targets")
-    fixed: list[tuple[str, str, tuple[str, ...], bool]] = [
-        ("model", "entry", (), True),
-        ("model", "loss", ("outputs", "targets"), False),
-        ("model", "step", ("model", "batch"), False),
-        ("model", "loss_count", ("batch",), False),
-        ("optimizer", "entry", ("the parameters",), True),
-        ("lr_scheduler", "entry", ("the optimizer",), True),
-        ("dataset", "entry", (), True),
-        ("dataset", "prepare", (), False),
-        ("dataset", "collate", ("samples",), False),
-    ]
-    for table, key, given, takes_args in fixed:
-        text = table_at(raw, table).get(key)
-        if isinstance(text, str):
-            args = (table, "args") if takes_args else None
-            is_sharded = (table, key) == ("dataset", "entry") and "shards" in table_at(raw, "dataset")
-            as_method = _AS_METHODS.get((table, key))
-            named = ("shard", "shards") if is_sharded else ()
-            yield EntryCall(text, (table, key), given, args, named, as_method=as_method)
+    for (table, key), given in _FIXED.items():
+        is_sharded = (table, key) == ("dataset", "entry") and "shards" in table_at(raw, "dataset")
+        named = ("shard", "shards") if is_sharded else ()
+        as_method = _AS_METHODS.get((table, key))
+        yield from _call(table_at(raw, table), key, (table,), given, named=named, as_method=as_method)
     yield from _of_data(raw)
+    batch = ("model", "batch") if "step" in table_at(raw, "model") else ("outputs", "targets")
     for path, of_set in set_tables(raw):
-        if isinstance(text := of_set.get("entry"), str):
-            yield EntryCall(text, (*path, "entry"), (), (*path, "args"))
-        if isinstance(text := of_set.get("collate"), str):
-            yield EntryCall(text, (*path, "collate"), ("samples",))
-        given = batch
-        if isinstance(text := of_set.get("step"), str):
-            given = ("outputs", "targets")
-            yield EntryCall(text, (*path, "step"), ("model", "batch"))
-        yield from _of_metrics(of_set, (*path, "metrics"), given)
+        yield from _call(of_set, "entry", path)
+        yield from _call(of_set, "collate", path, ("samples",))
+        yield from _call(of_set, "step", path, ("model", "batch"))
+        has_step = isinstance(of_set.get("step"), str)
+        yield from _of_metrics(of_set, (*path, "metrics"), ("outputs", "targets") if has_step else batch)
     yield from _of_groups(raw)
-    yield from _of_wrap(raw)
-    yield from _of_hooks(raw)
-    yield from _of_sinks(raw)
+    yield from _classes(table_at(raw, "parallel").get("wrap"), ("parallel", "wrap"))
+    hooks = table_at(raw, "hooks")
+    for name, hook in hooks.items():
+        place, key = (("hooks", name), "entry") if isinstance(hook, dict) else (("hooks",), name)
+        yield from _call(hook if isinstance(hook, dict) else hooks, key, place, ("context",))
+    for name in (custom := table_at(raw, "logging", "custom")):
+        path = ("logging", "custom", name)
+        yield from _call(table_at(custom, name), "entry", path, ("options",), args=None, is_argument=True)
     for each in objects_of(raw):
-        path = each.path
-        yield EntryCall(
-            each.entry, (*path, "entry"), (), (*path, "args"), is_argument=True, is_partial=each.is_partial
-        )
-    for name, text in table_at(raw, "snapshots", "include").items():
-        if isinstance(text, str):
-            yield EntryCall(text, ("snapshots", "include", name), is_object=True)
+        is_partial, args = each.is_partial, (*each.path, "args")
+        yield EntryCall(each.entry, (*each.path, "entry"), (), args, is_argument=True, is_partial=is_partial)
+    for name in (included := table_at(raw, "snapshots", "include")):
+        yield from _call(included, name, ("snapshots", "include"), args=None, is_object=True)
+
+
+def _call(
+    table: TomlTable, key: str, place: KeyPath, given: tuple[str, ...] = (), **options: Any
+) -> Iterator[EntryCall]:
+    """Yield the entry point at a key of the table at *place*, if it is a text; with `entry` stand its `args`."""
+    if isinstance(text := table.get(key), str):
+        args = (*place, "args") if key == "entry" else None
+        yield EntryCall(text, (*place, key), given, **{"args": args, **options})
 
 
 def _of_data(raw: TomlTable) -> Iterator[EntryCall]:
     """Yield the sets of a mixture, collators with arguments, and the functions of a sampler."""
     for path, table in tables_in_array(raw, "dataset", "mix"):
-        if isinstance(text := table.get("entry"), str):
-            yield EntryCall(text, (*path, "entry"), (), (*path, "args"))
+        yield from _call(table, "entry", path)
     for path, table in collate_tables(raw):
-        if isinstance(text := table.get("entry"), str):
-            is_called = (
-                table.get("partial") is True
-            )  # called with samples; if not partial, its result is called with them
-            given = ("samples",) if is_called else ()
-            yield EntryCall(text, (*path, "entry"), given, (*path, "args"), is_argument=True)
+        # If it is partial it is called with samples; else its result is called with them.
+        given = ("samples",) if table.get("partial") is True else ()
+        yield from _call(table, "entry", path, given, is_argument=True)
     for key, text in table_at(raw, "dataset", "sampler").items():
         if isinstance(text, str) and ":" in text:  # else a column of the data
             yield EntryCall(text, ("dataset", "sampler", key), ("the dataset",))
@@ -139,53 +141,32 @@ def _of_data(raw: TomlTable) -> Iterator[EntryCall]:
 def _of_metrics(table: TomlTable, path: KeyPath, batch: tuple[str, ...]) -> Iterator[EntryCall]:
     """Yield the metrics of an evaluation set; *batch*: arguments of a function that is a mean over a batch."""
     for name, metric in table_at(table, "metrics").items():
-        where: KeyPath = (*path, name)
-        if isinstance(metric, str):
-            given = ("loss",) if metric.startswith(OF_LOSS) else batch
-            yield EntryCall(metric, where, given, is_metric=True)
-        elif isinstance(metric, dict) and isinstance(entry := metric.get("entry"), str):
-            given = ("outputs", "targets") if {"outputs", "targets"} & metric.keys() else batch
-            given = {"set": ("outputs", "targets"), "loss": ("loss",)}.get(str(metric.get("over")), given)
-            given = ("loss",) if entry.startswith(OF_LOSS) else given
-            yield EntryCall(entry, (*where, "entry"), given, (*where, "args"), is_metric=True)
+        options = metric if isinstance(metric, dict) else {"entry": metric}
+        given = ("outputs", "targets") if {"outputs", "targets"} & options.keys() else batch
+        given = {"set": ("outputs", "targets"), "loss": ("loss",)}.get(str(options.get("over")), given)
+        given = ("loss",) if str(options.get("entry")).startswith(OF_LOSS) else given
+        if options is metric:
+            yield from _call(metric, "entry", (*path, name), given, is_metric=True)
+        elif isinstance(metric, str):
+            yield EntryCall(metric, (*path, name), given, is_metric=True)
 
 
 def _of_groups(raw: TomlTable) -> Iterator[EntryCall]:
     """Yield the classes that groups of parameters name, and the optimizer with the arguments of each group."""
     optimizer = table_at(raw, "optimizer").get("entry")
     for path, group in tables_in_array(raw, "optimizer", "groups"):
-        module = group.get("module")
-        if isinstance(module, str):
-            yield EntryCall(module, (*path, "module"), is_class=True)
-        for number, each in enumerate(module if isinstance(module, list) else []):
-            if isinstance(each, str):
-                yield EntryCall(each, (*path, "module", number), is_class=True)
+        yield from _classes(group.get("module"), (*path, "module"))
         if isinstance(optimizer, str) and table_at(group, "args"):
             call = EntryCall(optimizer, ("optimizer", "entry"), ("the parameters",), (*path, "args"))
             yield call._replace(is_partial=True, as_method=())
 
 
-def _of_wrap(raw: TomlTable) -> Iterator[EntryCall]:
-    """Yield the classes of modules that a sharded model gathers as a whole."""
-    named = table_at(raw, "parallel").get("wrap")
-    for number, each in enumerate(named if isinstance(named, list) else []):
-        if isinstance(each, str):
-            yield EntryCall(each, ("parallel", "wrap", number), is_class=True)
-
-
-def _of_hooks(raw: TomlTable) -> Iterator[EntryCall]:
-    for name, hook in table_at(raw, "hooks").items():
-        if isinstance(hook, str):
-            yield EntryCall(hook, ("hooks", name), ("context",))
-        elif isinstance(hook, dict) and isinstance(text := hook.get("entry"), str):
-            path = ("hooks", name)
-            yield EntryCall(text, (*path, "entry"), ("context",), (*path, "args"))
-
-
-def _of_sinks(raw: TomlTable) -> Iterator[EntryCall]:
-    for name, sink in table_at(raw, "logging", "custom").items():
-        if isinstance(sink, dict) and isinstance(text := sink.get("entry"), str):
-            yield EntryCall(text, ("logging", "custom", name, "entry"), ("options",), is_argument=True)
+def _classes(named: object, path: KeyPath) -> Iterator[EntryCall]:
+    """Yield a class, or each of a list of them."""
+    listed = (
+        [((*path, n), each) for n, each in enumerate(named)] if isinstance(named, list) else [(path, named)]
+    )
+    yield from (EntryCall(each, at, is_class=True) for at, each in listed if isinstance(each, str))
 
 
 def takes_optimizers(names: Sequence[str], *, is_method: bool = False) -> bool:

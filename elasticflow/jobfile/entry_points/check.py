@@ -28,20 +28,18 @@ from elasticflow.jobfile.tables.types import ENTRY
 from elasticflow.jobfile.text.layers import content_of, table_at, value_at
 from elasticflow.jobfile.type_checks.makes import DATASET, classes_beside, wrong_kind
 from elasticflow.python_source.classes import classes_of, methods_of
-from elasticflow.python_source.definitions import (
+from elasticflow.python_source.modules import (
+    CannotTellError,
     Definition,
+    Finder,
     MethodError,
+    Module,
     NoAttributeError,
+    NoModuleError,
+    NotInstalledError,
     PlainValue,
     Resolved,
     UnreadableModuleError,
-)
-from elasticflow.python_source.modules import (
-    CannotTellError,
-    Finder,
-    Module,
-    NoModuleError,
-    NotInstalledError,
     UnresolvedError,
     install_help,
     installed_folders,

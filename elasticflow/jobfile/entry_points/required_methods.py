@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from elasticflow.python_source.bindings import refuse_decorators
 from elasticflow.python_source.classes import base_names, classes_of, methods_of
-from elasticflow.python_source.definitions import Definition, MadeByCallError
-from elasticflow.python_source.modules import CannotTellError, Module
+from elasticflow.python_source.modules import CannotTellError, Definition, MadeByCallError, Module
 from elasticflow.python_source.syntax import decorators_of, dotted_names, own_nodes
 
 if TYPE_CHECKING:

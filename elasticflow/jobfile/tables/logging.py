@@ -216,10 +216,9 @@ class LoggingTable(Table):
         """Return the options of each chosen sink by name, without defaults; custom sinks come last."""
         options = {name: getattr(self, name) for name in self.sinks}
         return {
-            **{name: {} if table is None else _given(table) for name, table in options.items()},
+            **{
+                name: {key: value for key, value in table or () if value is not None}
+                for name, table in options.items()
+            },
             **{name: dict(table.args) for name, table in self.custom.items()},
         }
-
-
-def _given(table: Table) -> dict[str, Any]:
-    return {name: value for name, value in table.model_dump().items() if value is not None}

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.python_source.bindings import origin, parse_python
 from elasticflow.python_source.classes import base_names, classes_of, methods_of
-from elasticflow.python_source.definitions import Definition
-from elasticflow.python_source.modules import CannotTellError, UnresolvedError, source_of
+from elasticflow.python_source.modules import CannotTellError, Definition, UnresolvedError, source_of
 from elasticflow.python_source.syntax import dotted_names, unquoted
 
 if TYPE_CHECKING:

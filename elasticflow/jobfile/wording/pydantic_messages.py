@@ -342,7 +342,6 @@ def _diagnostic(source: Source, problem: TableProblem) -> Diagnostic:
 
 
 def _for_flag(source: Source, problem: TableProblem) -> str | None:
-    """Return the `--set` to write instead."""
     value = value_at(problem.path, source.raw)
     if problem.suggestion is not None:
         return problem.suggestion.in_flag(value)

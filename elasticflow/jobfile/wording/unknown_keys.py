@@ -9,7 +9,7 @@ from elasticflow.jobfile.diagnostics.suggestions import is_table, nearest
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, to_toml
 from elasticflow.jobfile.tables.evaluation import without_set
 from elasticflow.jobfile.tables.job import Job
-from elasticflow.jobfile.tables.sbatch_options import why_refused
+from elasticflow.jobfile.tables.slurm import why_refused
 from elasticflow.jobfile.text.layers import flag_layer, value_at
 from elasticflow.jobfile.text.read import UnreadableError
 from elasticflow.jobfile.wording.foreign_names import (

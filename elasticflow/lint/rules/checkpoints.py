@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.lint.rules.finding import Finding
 from elasticflow.lint.rules.launching import reads_of_environment
-from elasticflow.lint.rules.replicas import DDP
 from elasticflow.lint.rules.saves import Contents, Save, loaded_words, loads_in, resumes, saves_in
+from elasticflow.lint.script.forms import DDP, INIT, SPAWN
 from elasticflow.lint.script.ranks import RANKISH, may_choose_ranks, words_of
 from elasticflow.lint.script.values import is_repeated, values_given, words_behind
 from elasticflow.python_source.syntax import argument, called_name, dotted_name, has_unpacked, is_constant
@@ -133,7 +133,7 @@ def saved_by_all(view: View) -> Iterator[Finding]:
 
 
 def _is_replicated(script: Script) -> bool:
-    return any(script.calls_of(DDP)) and any(script.calls_of("torch.distributed.init_process_group"))
+    return any(script.calls_of(DDP)) and any(script.calls_of(INIT))
 
 
 def _is_run_by_all(script: Script, node: ast.AST, hops: int = 6) -> bool:
@@ -166,8 +166,7 @@ def _is_run_by_all(script: Script, node: ast.AST, hops: int = 6) -> bool:
 
 
 def _is_started(script: Script, name: str) -> bool:
-    """Return whether `mp.spawn` is given a function of this file."""
-    spawns = script.calls_of("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
+    spawns = script.calls_of(*SPAWN)
     return any(dotted_name(argument(call, "fn", 0) or call) == name for call in spawns)
 
 
@@ -319,7 +318,7 @@ def load_without_map(view: View) -> Iterator[Finding]:
     script = view.script
     if not _is_replicated(script) and not reads_of_environment(script, {"LOCAL_RANK"}):
         return
-    if "cuda" not in script.text or not any(script.calls_of("torch.distributed.init_process_group")):
+    if "cuda" not in script.text or not any(script.calls_of(INIT)):
         return
     loads = list(script.calls_of("torch.load"))
     maps = [call for call in loads if argument(call, "map_location", 1) is not None or has_unpacked(call)]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.lint.rules.finding import Finding
+from elasticflow.lint.script.forms import INIT, SPAWN
 from elasticflow.lint.script.ranks import is_entry_check, words_of
 from elasticflow.python_source.syntax import argument, called_name, dotted_name
 
@@ -40,7 +41,7 @@ def fixed_ports(view: View) -> Iterator[Finding]:
 
 def _in_call(script: Script, call: ast.Call) -> Iterator[Finding]:
     origin = script.origin(call.func)
-    if origin == "torch.distributed.init_process_group":
+    if origin == INIT:
         method = argument(call, "init_method", 1)
         address = method.value if isinstance(method, ast.Constant) else None
         match = _PORT.fullmatch(address) if isinstance(address, str) else None
@@ -119,7 +120,7 @@ def spawns_under_torchrun(view: View) -> Iterator[Finding]:
     script = view.script
     if not reads_of_environment(script, {"LOCAL_RANK"}):
         return
-    for call in script.calls_of("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes"):
+    for call in script.calls_of(*SPAWN):
         if not _is_conditional(script, call):
             yield Finding(
                 codes.LINT_SPAWN,

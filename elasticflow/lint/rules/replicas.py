@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.lint.rules.finding import Finding
+from elasticflow.lint.script.forms import DDP
 from elasticflow.python_source.syntax import argument, is_constant
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from elasticflow.lint.rules.finding import View
     from elasticflow.python_source.script import Script
 
-DDP = "torch.nn.parallel.DistributedDataParallel"
 _CHECKPOINTS = ("torch.utils.checkpoint.checkpoint", "torch.utils.checkpoint.checkpoint_sequential")
 
 

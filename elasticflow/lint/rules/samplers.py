@@ -209,7 +209,6 @@ def _is_elastic(script: Script) -> bool:
 
 
 def _knows_world_size(script: Script) -> bool:
-    """Return whether the script computes with the number of ranks."""
     return any(
         isinstance(node, ast.BinOp)
         and isinstance(node.op, ast.Div | ast.FloorDiv | ast.Mult)

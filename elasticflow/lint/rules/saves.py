@@ -104,7 +104,6 @@ def contents_of(script: Script, node: ast.expr) -> list[Contents]:
 
 
 def _is_empty_or_loaded(script: Script, value: ast.expr) -> bool:
-    """Return whether this value makes a variable empty, or loads what an earlier start has saved."""
     return is_constant(value, None) or (
         isinstance(value, ast.Call) and script.origin(value.func) == "torch.load"
     )

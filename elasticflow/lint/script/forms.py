@@ -31,7 +31,7 @@ INIT = "torch.distributed.init_process_group"
 ACCELERATORS = ("accelerate.Accelerator",)
 FABRICS = ("lightning_fabric.Fabric", "lightning.Fabric")
 JOIN = "elasticflow.join"
-_SPAWN = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
+SPAWN = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
 _TRAINERS = ("transformers.Trainer", "transformers.Seq2SeqTrainer", "lightning.Trainer", "lightning.pytorch.Trainer", "lightning.pytorch.cli.LightningCLI", "pytorch_lightning.Trainer", "pytorch_lightning.cli.LightningCLI")  # fmt: skip
 _SHARDED = ("deepspeed.initialize", "torch.distributed.fsdp.FullyShardedDataParallel", "torch.distributed.fsdp.fully_shard", "torch.distributed._composable.fsdp.fully_shard", "torch.distributed.tensor.parallel.parallelize_module", "torch.distributed.optim.ZeroRedundancyOptimizer", "torch.distributed.device_mesh.init_device_mesh")  # fmt: skip
 _WRAPPED = ("apex.parallel.DistributedDataParallel", "horovod.torch.DistributedOptimizer", "horovod.torch.init")  # fmt: skip
@@ -87,7 +87,7 @@ def form_of(script: Script) -> Form:
     if (join := _first(script, JOIN)) is not None:
         exact = next((call for call in script.calls if called_name(call) == "gradients"), None)
         return Form("joined", join, 1 if exact is None else 2)
-    spawn = _first(script, *_SPAWN)
+    spawn = _first(script, *SPAWN)
     if (found := _first_of(script, {"trainer": _TRAINERS, "sharded": _SHARDED})) is not None:
         return found
     if spawn is not None:

@@ -80,7 +80,6 @@ def generations(source: SnapshotSource, rows: Sequence[SnapshotRow]) -> list[Lin
 def _generation(
     claim: Mapping[str, Any], recorded: Generation, own: tuple[SnapshotRow, ...]
 ) -> LineageGeneration:
-    """Return a generation, made from its claim, its events and its snapshots."""
     first = next((row.manifest for row in own if row.manifest), None)
     return LineageGeneration(
         number=recorded.number,

@@ -116,7 +116,6 @@ class Screen:
 
 
 def _cells(text: str) -> int:
-    """Return the number of columns that *text* takes."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
@@ -125,7 +124,6 @@ def _cells(text: str) -> int:
 
 
 def _cut(row: Row, columns: int) -> Row:
-    """Return *row* cut to *columns*."""
     kept: Row = []
     for part in row:
         cells = _cells(part.text)

@@ -96,7 +96,6 @@ class Moments:
         return None if moment is None else replace(moment, measured=_measured(self._folder, moment.step))
 
     def _read_on(self) -> None:
-        """Take the events that were written since the last call."""
         while (batch := self._reader.events_after(self._position, _AT_ONCE)).end != self._position:
             self._position = batch.end
             for record in batch.events:
@@ -214,7 +213,6 @@ def _finished(record: Record) -> str:
 
 
 def _measured(folder: RunFolder, step: int) -> dict[str, Any]:
-    """Return the newest loss and metrics of the evaluation at *step* or before."""
     trained = next((line for line in newest_with(folder.metrics, "loss") if int_of(line, "step") <= step), {})
     measured = {"loss": trained["loss"]} if trained else {}
     metrics = newest_evaluation(folder.metrics, step).get("eval", {})

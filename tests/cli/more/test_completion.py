@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticflow.cli.completer import answer
+from elasticflow.cli.completion_candidates import answer
 from elasticflow.cli.main import call, group
 from elasticflow.cli.more.completion import SCRIPTS
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.cli.completer import answer
+from elasticflow.cli.completion_candidates import answer
 from elasticflow.cli.main import call, group
 from elasticflow.guide import pages
 

@@ -14,7 +14,7 @@ from elasticflow.jobfile.load import require_job
 from elasticflow.run_folder import RunFolder
 from elasticflow.trials.chaos import ChaosOutcome, FaultCost
 from elasticflow.trials.compare_runs import Divergence, RunComparison
-from elasticflow.trials.fault_plan import Fault, FaultPlan
+from elasticflow.trials.faults import Fault, FaultPlan
 
 JOB = """\
 [job]

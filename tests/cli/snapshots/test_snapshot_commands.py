@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch import nn
 
-from elasticflow.cli.completer import complete
+from elasticflow.cli.completion_candidates import complete
 from elasticflow.cli.main import call, group
 from elasticflow.cli.snapshots import selection, verify
 from elasticflow.compiler.launch_folder import launch_files, materialize

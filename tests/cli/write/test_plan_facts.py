@@ -9,7 +9,7 @@ import pytest
 
 from elasticflow.cli.write.deep_options import report_text
 from elasticflow.cli.write.plan_facts import drawn_in_words, facts
-from elasticflow.cli.write.plan_figures import figures_table
+from elasticflow.cli.write.plan_view import figures_table
 from elasticflow.compiler.plan.batch_split import worlds
 from elasticflow.compiler.plan.forecast import Knowledge, Known, KnownSets, forecast
 from elasticflow.compiler.plan.launch_plan import plan_job

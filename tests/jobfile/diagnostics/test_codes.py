@@ -12,7 +12,7 @@ import pytest
 import tomli
 
 from elasticflow.jobfile.diagnostics import codes
-from elasticflow.jobfile.diagnostics.explanations import CODES_PAGE, code_groups, explanation_of, titles
+from elasticflow.jobfile.diagnostics.codes import CODES_PAGE, code_groups, explanation_of, titles
 from elasticflow.jobfile.load import load_job
 
 if TYPE_CHECKING:

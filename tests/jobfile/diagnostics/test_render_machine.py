@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from elasticflow.jobfile.diagnostics.codes import titles
 from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic, diagnostic_at
-from elasticflow.jobfile.diagnostics.explanations import titles
 from elasticflow.jobfile.diagnostics.positions import Span
 from elasticflow.jobfile.diagnostics.render_text import render
 
