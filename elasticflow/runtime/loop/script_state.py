@@ -54,7 +54,9 @@ RECORD = "record that changes with the steps"
 CARRIED = "value that one pass leaves to the next"
 POOL = "collection of tensors that changes with the steps"
 BUFFER = "buffer that takes samples in with the steps"
+RUNNING = "holder of sums or means that change with the steps"
 READER = "DataLoader's iterator"
+GENERATOR = "generator that goes on with the steps"
 COPY = "copy of the model's weights"
 _ITERATORS = (GeneratorType, enumerate, map, zip, itertools.chain, itertools.cycle, itertools.islice, tuple)
 
@@ -67,7 +69,7 @@ class Found(NamedTuple):
         is_told: It is told as soon as it is found, not only once it changes.
         role: BUFFER for an object with arrays, COPY for a dict of the model's weights, such as the best of the run (a copy from before `run.keep` is made again at each
             start), POOL for a list, deque or dict of tensors or arrays, READER for an iterator over a DataLoader, or a generator
-            that holds one. None for all else.
+            that holds one, GENERATOR for another generator. None for all else.
     """
 
     path: str
@@ -157,9 +159,9 @@ class ScriptState:
                 self._tell_of_pool(each)
             elif each.role == BUFFER:
                 self._tell_of_buffer(each)
-            elif each.role == READER:
-                if self._has_moved(each.path, _batches_given(each.value)) and not self._repeats_epochs():
-                    self._tell_once(each.path, each.path, READER)
+            elif each.role in {READER, GENERATOR}:
+                if self._has_moved(each.path, _place_of(each.value)) and not self._repeats_epochs():
+                    self._tell_once(each.path, each.path, each.kind)
             elif is_thorough or not isinstance(each.value, nn.Module | Optimizer | Tensor):
                 self._compare(each)
         self._compare_rates()
@@ -227,7 +229,7 @@ class ScriptState:
         ]
 
     def _tell_of_buffer(self, buffer: Found) -> None:
-        """Tell of *buffer* if its arrays take rows in at other places than before, as a replay buffer does.
+        """Tell of *buffer* if its arrays take rows in at other places than before, as a replay buffer does, or are computed from themselves.
 
         The storage of a rollout is filled anew in each step, and a single row of numbers is a record to be shown.
         """
@@ -240,13 +242,16 @@ class ScriptState:
         }
         takes_in = any(places.any() and places.ndim > 1 for places in changed.values())
         had_taken_in = any(places.any() for places in before.values())
+        # The root of a tree of priorities changes in each step.
         is_elsewhere = not any(
             torch.logical_and(places, before[name]).any()
             for name, places in changed.items()
-            if name in before and before[name].shape == places.shape
+            if places.ndim > 1 and name in before and before[name].shape == places.shape
         )
         if takes_in and had_taken_in and is_elsewhere:
             self._tell_once(buffer.path, buffer.path, buffer.kind)
+        elif any(places.any() for name, places in changed.items() if name in _accumulated_in(buffer.value)):
+            self._tell_once(buffer.path, buffer.path, RUNNING)
         self._buffers[buffer.path] = now, changed
 
     def _has_moved(self, path: str, number: float | None) -> bool:
@@ -280,7 +285,7 @@ class ScriptState:
         for name, holder in _holders_of(kept_ids, own, variables):
             # `self` is the script's `trainer`.
             path = self._paths.setdefault(id(holder), name)
-            for key, value in _numbers_of(path, holder, kept_ids):
+            for key, value in _numbers_of(path, holder, kept_ids | own):
                 if not isinstance(value, Tensor):
                     self._tell_of_attribute(key, value)
                 # Without a sum in it, a loss that each pass computes anew.
@@ -310,19 +315,21 @@ class ScriptState:
                         self._tell_of_decider(inner, each)
 
     def _tell_of_attribute(self, path: str, value: float) -> None:
-        if path.rpartition(".")[2] not in carried_values.set_by_the_run(self._code.co_filename):
+        name = path[path.rfind("[") :] if path.endswith("]") else path.rpartition(".")[2]
+        if name not in carried_values.set_by_the_run(self._code.co_filename):
             self._tell_of_counter(path, value)
 
     def _tell_of_counter(self, path: str, value: float) -> None:
-        if self._has_moved(path, value) and dict(self._values).get(path.rpartition(".")[2]) != value:
+        if self._has_moved(path, value) and dict(self._values).get(argument_for(path)) != value:
             self._tell_once(path, path, COUNTER)
 
     def _tell_of_decider(self, path: str, value: Any) -> None:
         """Tell of an attribute, a list or dict, or an object without a model, such as an early stopping, once its numbers change."""
-        if isinstance(value, int | float):
+        number = None if getattr(value, "requires_grad", False) else carried_values.as_number(value)
+        if number is not None:
             # `counted_in` has plain variables.
             if "." in path:
-                self._tell_of_attribute(path, value)
+                self._tell_of_attribute(path, number)
             return
         if isinstance(value, list | tuple | deque | dict):
             kind, held = RECORD, list(value.values() if isinstance(value, dict) else value)
@@ -410,6 +417,8 @@ def _as_found(
         return Found(path, value, is_told=False, role=COPY)
     if _batches_given(value) is not None:
         return Found(path, value, is_told=False, role=READER)
+    if isinstance(value, GeneratorType) and not _is_of_run(value):
+        return Found(path, value, is_told=False, role=GENERATOR)
     among = _tensors_among(value)
     if [trained.pop(id(each)) for each in among if id(each) in trained]:
         return Found(path, value, is_told=True)
@@ -417,13 +426,31 @@ def _as_found(
 
 
 def _arrays_of(value: Any) -> dict[str, Any]:
-    """Return the arrays of numbers that an object has as attributes."""
+    """Return the arrays of numbers or records that an object has as attributes, and single numbers that it averages beside a model."""
     held = {} if isinstance(value, FunctionType | MethodType) else getattr(value, "__dict__", {})
-    return {
+    arrays = {
         name: each
         for name, each in list(held.items())
-        if carried_values.is_several_numbers(each)
-        and (type(each) is Tensor or (type(each) is np.ndarray and each.dtype.kind in "biuf"))
+        if type(each) is Tensor or (type(each) is np.ndarray and each.dtype.kind in "biufV")
+    }
+    return {
+        name: each
+        for name, each in arrays.items()
+        if carried_values.is_several_numbers(each) or name in _accumulated_in(value)
+    }
+
+
+def _accumulated_in(value: Any) -> set[str]:
+    """Return the arrays of an object that its methods compute from themselves; single numbers only beside a model, and in place."""
+    if isinstance(value, FunctionType | MethodType | nn.Module):
+        return set()
+    held = getattr(value, "__dict__", {})
+    has_model = any(isinstance(each, nn.Module) for each in list(held.values()))
+    accumulated = carried_values.accumulated_by(type(value))
+    return {
+        name
+        for name, is_in_place in accumulated.items()
+        if carried_values.is_several_numbers(held.get(name)) or (has_model and is_in_place)
     }
 
 
@@ -431,8 +458,11 @@ def _heads_of(value: Any) -> dict[str, Tensor]:
     """Return copies of the first rows of an object's arrays: a buffer is filled from there, and may be larger than the memory."""
     heads = {}
     for name, array in _arrays_of(value).items():
-        rows = max(1, _MOST_NUMBERS * len(array) // math.prod(array.shape))
-        heads[name] = torch.as_tensor(array[:rows]).detach().clone()
+        rows = array.reshape(-1) if array.ndim == 0 else array
+        head = rows[: max(1, _MOST_NUMBERS * len(rows) // math.prod(rows.shape))]
+        if isinstance(head, np.ndarray) and head.dtype.kind == "V":
+            head = np.ascontiguousarray(head).view(np.uint8).reshape(len(head), -1)
+        heads[name] = torch.as_tensor(head).detach().clone()
     return heads
 
 
@@ -445,6 +475,44 @@ def _batches_given(value: Any) -> int | None:
                 return given
         inside = [held for each in inside if isinstance(each, _ITERATORS) for held in gc.get_referents(each)]
     return None
+
+
+def _is_of_run(value: Any) -> bool:
+    """Return True for a generator of elasticflow's, or one of the script's through which it reads `Run.batches`: a progress bar."""
+    inside = [value]
+    for _ in range(4):
+        if any(_module_of(each).partition(".")[0] == "elasticflow" for each in inside):
+            return True
+        inside = [
+            held
+            for each in inside
+            for held in (
+                each.gi_frame.f_locals.values()
+                if isinstance(each, GeneratorType) and each.gi_frame is not None
+                else gc.get_referents(each)
+                if isinstance(each, _ITERATORS)
+                else [getattr(each, "iterable", None)]
+            )
+        ]
+    return False
+
+
+def _module_of(value: Any) -> str:
+    """Return the name of the module of a generator's function, or of an object's class."""
+    frame = value.gi_frame if isinstance(value, GeneratorType) else None
+    return str(type(value).__module__ if frame is None else frame.f_globals.get("__name__", ""))
+
+
+def _place_of(iterator: Any) -> int | None:
+    """Return a number that changes as an iterator goes on: the batches given, or what a generator's variables hold."""
+    if not isinstance(iterator, GeneratorType) or _batches_given(iterator) is not None:
+        return _batches_given(iterator)
+    if iterator.gi_frame is None:
+        return None
+    held = iterator.gi_frame.f_locals.values()
+    return hash(
+        (iterator.gi_frame.f_lasti, *(each if isinstance(each, _SIMPLE) else id(each) for each in held))
+    )
 
 
 def _trained_alone(state: State, kept_values: Sequence[Any], tensors: AbstractSet[int]) -> dict[int, Found]:
@@ -483,7 +551,7 @@ def _tensors_among(value: Any) -> list[Any]:
 
 
 def _holders_of(kept_ids: set[int], own: set[int], variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the script's objects, and objects in their attributes, that have a kept object as an attribute; not those in *own*."""
+    """Yield the script's objects and dicts, and those in attributes, that have a kept object as an attribute or item; not those in *own*."""
     roots = {
         path: value for path, value in variables.items() if not path.startswith("_") and id(value) not in own
     }
@@ -493,21 +561,26 @@ def _holders_of(kept_ids: set[int], own: set[int], variables: Mapping[str, Any])
         for name, held in _attributes_of(value).items()
     }
     for path, value in {**roots, **inside}.items():
-        if id(value) not in own and any(id(held) in kept_ids for held in _attributes_of(value).values()):
+        if id(value) not in own and any(id(held) in kept_ids for held in _parts_of(value)):
             yield path, value
 
 
-def _numbers_of(path: str, holder: Any, kept_ids: set[int]) -> Iterator[tuple[str, int | float | Tensor]]:
+def _numbers_of(path: str, holder: Any, outside: set[int]) -> Iterator[tuple[str, int | float | Tensor]]:
     """Yield the numbers that *holder* holds, and those of a schedule's phases; a trainer, which has a model, holds its meters, too."""
-    is_schedule = not any(isinstance(value, nn.Module) for value in _attributes_of(holder).values())
+    is_schedule = not any(isinstance(value, nn.Module) for value in _parts_of(holder))
 
     def enters(value: Any, depth: int) -> bool:
         return depth == 0 or (is_schedule and depth <= _DEEPEST and _is_followed(value))
 
-    objects = reachable.objects({path: holder}, enters, kept_ids)
+    objects = reachable.objects({path: holder}, enters, outside)
     for inner, value, _ in objects:
         if type(value) in (int, float) or (isinstance(value, Tensor) and value.ndim == 0):
             yield inner, value
+
+
+def _parts_of(value: Any) -> list[Any]:
+    """Return the items of a dict, such as `{"optimizer": optimizer, "step": 0}`, or what an object has as attributes."""
+    return list((value if type(value) is dict else _attributes_of(value)).values())
 
 
 def _attributes_of(value: Any) -> dict[str, Any]:
