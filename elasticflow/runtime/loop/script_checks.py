@@ -123,7 +123,7 @@ def _remedy_for(name: str, kind: str) -> str:
             return f"{argument}, and set it from run.kept, or keep its object, with a state_dict and a load_state_dict,"
         case script_state.DECIDER:
             return f"{argument}, with a state_dict and a load_state_dict,"
-        case script_state.POOL | script_state.BUFFER | script_state.RUNNING:
+        case script_state.POOL | script_state.BUFFER | script_state.RUNNING | script_state.AVERAGE:
             return (
                 f"{argument}, a list or dict, or its object with a state_dict (arrays by torch.from_numpy),"
             )

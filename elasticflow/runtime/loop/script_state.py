@@ -58,6 +58,7 @@ RUNNING = "holder of sums or means that change with the steps"
 READER = "DataLoader's iterator"
 GENERATOR = "generator that goes on with the steps"
 COPY = "copy of the model's weights"
+AVERAGE = "list of tensors like the model's weights, which changes with the steps"
 _ITERATORS = (GeneratorType, enumerate, map, zip, itertools.chain, itertools.cycle, itertools.islice, tuple)
 
 
@@ -69,7 +70,8 @@ class Found(NamedTuple):
         is_told: It is told as soon as it is found, not only once it changes.
         role: BUFFER for an object with arrays, COPY for a dict of the model's weights, such as the best of the run (a copy from before `run.keep` is made again at each
             start), POOL for a list, deque or dict of tensors or arrays, READER for an iterator over a DataLoader, or a generator
-            that holds one, GENERATOR for another generator. None for all else.
+            that holds one, GENERATOR for another generator, AVERAGE for a list of tensors with the shapes of the model's parameters.
+            None for all else.
     """
 
     path: str
@@ -162,6 +164,9 @@ class ScriptState:
             elif each.role in {READER, GENERATOR}:
                 if self._has_moved(each.path, _place_of(each.value)) and not self._repeats_epochs():
                     self._tell_once(each.path, each.path, each.kind)
+            elif each.role == AVERAGE:
+                if is_thorough and self._has_moved(each.path, hash(repr(_mark_of(each.value, set())))):
+                    self._tell_once(each.path, each.path, AVERAGE)
             elif is_thorough or not isinstance(each.value, nn.Module | Optimizer | Tensor):
                 self._compare(each)
         self._compare_rates()
@@ -309,7 +314,10 @@ class ScriptState:
                     self._tell_once(name, name, CARRIED)
             for name, number in carried_values.counted_in(frame, line):
                 self._tell_of_counter(name, number)
-            for path, value, owner in carried_values.deciders_in(frame, line):
+            for place, value, owner in carried_values.deciders_in(frame, line):
+                # `self` is the script's `trainer`.
+                known, name = self._paths.get(id(owner)), place.rpartition(".")[2]
+                path = place if known is None or owner is None else f"{known}.{name}"
                 for inner, each in _setters_of(path, owner) if isinstance(value, bool) else [(path, value)]:
                     if id(each) not in own():
                         self._tell_of_decider(inner, each)
@@ -378,7 +386,7 @@ def found_in(state: State, variables: Mapping[str, Any]) -> Iterator[Found]:
     """Yield what *variables* hold that has a state, and is neither kept nor a part of what is kept."""
     kept_values = list(_kept(state))
     known = {id(value) for value in kept_values}
-    tensors, weights = _tensors_of(state), {name for name, _ in state.model.named_parameters()}
+    tensors, weights = _tensors_of(state), dict(state.model.named_parameters())
     trained = _trained_alone(state, kept_values, tensors)
     closed: set[int] = set()
 
@@ -401,7 +409,7 @@ def found_in(state: State, variables: Mapping[str, Any]) -> Iterator[Found]:
 
 
 def _as_found(
-    path: str, value: Any, tensors: set[int], weights: set[str], trained: dict[int, Found]
+    path: str, value: Any, tensors: set[int], weights: Mapping[str, Tensor], trained: dict[int, Found]
 ) -> Found | None:
     """Return *value* as an object with state of its own; None if it has none. Tensors that it holds are removed from *trained*."""
     if isinstance(value, random_streams.GENERATORS):
@@ -413,7 +421,7 @@ def _as_found(
         for parameter in parameters:
             trained.pop(id(parameter), None)
         return Found(path, value, is_told=not isinstance(value, nn.Module) or bool(parameters))
-    if _holds_all(value, weights) and not any(id(each) in tensors for each in value.values()):
+    if _holds_all(value, set(weights)) and not any(id(each) in tensors for each in value.values()):
         return Found(path, value, is_told=False, role=COPY)
     if _batches_given(value) is not None:
         return Found(path, value, is_told=False, role=READER)
@@ -422,6 +430,10 @@ def _as_found(
     among = _tensors_among(value)
     if [trained.pop(id(each)) for each in among if id(each) in trained]:
         return Found(path, value, is_told=True)
+    shapes = [each.shape for each in weights.values()]
+    is_like = type(value) is list and [getattr(each, "shape", None) for each in value] == shapes
+    if is_like and not any(id(each) in tensors for each in value):
+        return Found(path, value, is_told=False, role=AVERAGE)
     return Found(path, value, is_told=False, role=POOL) if among else None
 
 

@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from elasticflow.errors import StateError
 from elasticflow.runtime.loop.kept import parts_of, values_of
 from elasticflow.runtime.loop.script_state import (
+    AVERAGE,
     BUFFER,
     CARRIED,
     COUNTER,
@@ -1167,3 +1168,39 @@ def test_a_generator_from_which_passes_draw_is_told(me: Any) -> None:
         script.step()
     assert next(still)[0] == 1
     assert script.told == {"others": GENERATOR}
+
+
+def test_an_average_in_a_list_of_tensors_is_told_once_it_moves(me: Any) -> None:
+    """Moved in place, as diffusion models have it; not a copy that stays, the weights themselves, or one that is kept."""
+    script = Script(me)
+    weights = list(script.model.parameters())
+    trainer = SimpleNamespace(averages=[[p.detach().clone() for p in weights] for _ in range(2)])
+    still, kept = [[p.detach().clone() for p in weights] for _ in range(2)]
+    script.keep(kept=kept)
+    for _ in range(2):
+        for mean in (trainer.averages[1][0], kept[0]):
+            mean.lerp_(weights[0].detach(), 0.5)
+        script.step()
+    assert len(still) == 2
+    assert script.told == {"trainer.averages[1]": AVERAGE}
+
+
+class Annealed(Script):
+    """Sets its rate by the tokens that it has seen."""
+
+    tokens = 0
+
+    def train(self) -> None:
+        """Take two steps."""
+        for _ in range(2):
+            self.tokens += 8
+            self.optimizer.param_groups[0]["lr"] = 0.1 / self.tokens
+            self.step()
+
+
+def test_a_number_of_a_trainer_is_told_once(me: Any) -> None:
+    """Not as that of `self`, too, in whose method the loop is."""
+    trainer = Annealed(me)
+    trainer.keep()
+    trainer.train()
+    assert trainer.told == {"trainer.tokens": COUNTER}
