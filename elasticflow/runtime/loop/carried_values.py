@@ -160,7 +160,7 @@ def deciders_in(frame: FrameType, line: int) -> Iterator[tuple[str, Any, Any]]:
     for path, (value, owner) in found.items():
         inside = [each for inner, (each, _) in found.items() if inner.startswith(f"{path}.")]
         # These are looked at where nothing else of an object is read.
-        is_numbers = inside and all(type(each) in (int, float) for each in inside)
+        is_numbers = inside and all(type(each) in (int, float, np.float64) for each in inside)
         if value is not None and not is_numbers:
             yield path, value, owner
 
@@ -204,7 +204,7 @@ def _name_of(place: ast.AST) -> str:
 
 
 @cache
-def accumulated_by(kind: type) -> Mapping[str, bool]:
+def accumulated_by(kind: Any) -> Mapping[str, bool]:
     """Return the attributes that methods of a class compute from their own values, and whether by a method of torch in place.
 
     So a running mean does, or a history that moves up. A class with a `reset` has none: that is how meters are written.
@@ -350,7 +350,9 @@ def _grown(found: set[str], nodes: list[ast.AST]) -> set[str]:
     while grows:
         before = len(found)
         for target, value in bound:
-            if found & _names_in(target, ast.Store):
+            # `advantages[t] = ...` binds an item of what is read as a whole.
+            is_item = isinstance(target, ast.Subscript) and ast.unparse(_whole_of(target)) in found
+            if is_item or found & _names_in(target, ast.Store):
                 found |= _read_in(value)
         grows = len(found) > before
     return found

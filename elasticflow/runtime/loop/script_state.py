@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Mapping
 from functools import cache
 from types import FunctionType, GeneratorType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ from elasticflow.system.exceptions import is_own_code
 from elasticflow.system.installation import is_of_installed_package
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Sequence
     from collections.abc import Set as AbstractSet
     from types import FrameType
 
@@ -458,7 +458,7 @@ def _accumulated_in(value: Any) -> set[str]:
         return set()
     held = getattr(value, "__dict__", {})
     has_model = any(isinstance(each, nn.Module) for each in list(held.values()))
-    accumulated = carried_values.accumulated_by(type(value))
+    accumulated = carried_values.accumulated_by(cast("Hashable", type(value)))
     return {
         name
         for name, is_in_place in accumulated.items()

@@ -576,9 +576,11 @@ def test_a_number_that_a_gradient_or_a_rate_depends_on_is_told(me: Any) -> None:
     """A weight that grows, a running length, a rate, a step of every other pass; not a sum to be printed, or its condition."""
     script = Script(me)
     annealed, length, rate_step, turn, total, shown = 0, torch.zeros(()), 0, 0, 0.0, 0
+    returns, discounted = torch.zeros(2), 0
     script.keep()
     for _ in range(3):
-        weight = min(1.0, annealed / 10)
+        returns[0] = 1 / (1 + discounted)
+        weight = min(1.0, annealed / 10) * returns[0]
         loss = weight * script.model(torch.ones(3, 2)).sum()
         penalty, length = (loss - length).square(), length + loss.detach()
         (loss + penalty).backward()
@@ -591,8 +593,10 @@ def test_a_number_that_a_gradient_or_a_rate_depends_on_is_told(me: Any) -> None:
         if shown % 2 == 0:
             print(total, script.optimizer.param_groups[0]["lr"])
         annealed, rate_step, turn, shown = annealed + 1, rate_step + 1, turn + 1, shown + 1
+        discounted = annealed
         script.step()
-    assert script.told == dict.fromkeys(("annealed", "length", "rate_step", "turn"), COUNTER)
+    told = ("annealed", "discounted", "length", "rate_step", "turn")
+    assert script.told == dict.fromkeys(told, COUNTER)
 
 
 def test_a_number_by_which_a_schedule_steps_or_the_loop_ends_is_told(me: Any) -> None:
@@ -1022,7 +1026,7 @@ def test_a_number_that_sets_a_rate_or_an_average_elsewhere_is_told(me: Any) -> N
     """Given to a function with an optimizer, to a method of an object with a state, or to a loop over weights; not one to be shown."""
 
     class Average(nn.Linear):
-        def update(self, model: nn.Module, step: int) -> None:
+        def update(self, model: nn.Linear, step: int) -> None:
             self.weight.data.lerp_(model.weight.data, 1 / (1 + step))
 
     script, run = Script(me), SimpleNamespace(position=SimpleNamespace(step=0))
@@ -1125,7 +1129,7 @@ class PathLength:
 def test_means_that_an_object_computes_from_themselves_are_told(me: Any) -> None:
     """Wherever the script calls it; not those of a meter, or of an object with a state that is kept."""
     script = Script(me)
-    holders = [Normalizer(), Shown(), PathLength(script.model)]
+    holders: list[Any] = [Normalizer(), Shown(), PathLength(script.model)]
     script.keep()
     for number in range(3):
         for holder in holders:
