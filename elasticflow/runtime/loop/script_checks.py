@@ -80,7 +80,7 @@ class ScriptChecks:
             drift.require_unchanged(self._worker, before, settings)
 
     def check_count(self, frame: FrameType, batch: Batch) -> None:
-        """Warn of *frame* if it counts its batches from 0, by `enumerate`, at the first batch: where a step depends on the number, or a restart went on."""
+        """Warn of *frame* if it counts its batches by `enumerate`, at the first batch: where a step depends on the number, or after a restart."""
         looks, self._looks_for_enumerate = self._looks_for_enumerate, False
         counted = carried_values.enumerated_at(frame) if looks else None
         if counted is None:

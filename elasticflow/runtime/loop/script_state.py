@@ -516,7 +516,7 @@ def _module_of(value: Any) -> str:
 
 
 def _place_of(iterator: Any) -> int | None:
-    """Return a number that changes as an iterator goes on: the batches given, or what a generator's variables hold."""
+    """Return a number that changes with each item that an iterator gives: of its batches, or of a generator's variables."""
     if not isinstance(iterator, GeneratorType) or _batches_given(iterator) is not None:
         return _batches_given(iterator)
     if iterator.gi_frame is None:
