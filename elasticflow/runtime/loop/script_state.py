@@ -238,7 +238,10 @@ class ScriptState:
 
         The storage of a rollout is filled anew in each step, and a single row of numbers is a record to be shown.
         """
-        now = _heads_of(buffer.value)
+        kept_ids = {id(each) for each in _kept(self._state)}
+        now = _heads_of(
+            {key: each for key, each in _arrays_of(buffer.value).items() if id(each) not in kept_ids}
+        )
         held, before = self._buffers.get(buffer.path, ({}, {}))
         changed = {
             name: head != held[name]
@@ -319,7 +322,7 @@ class ScriptState:
                 known, name = self._paths.get(id(owner)), place.rpartition(".")[2]
                 path = place if known is None or owner is None else f"{known}.{name}"
                 for inner, each in _setters_of(path, owner) if isinstance(value, bool) else [(path, value)]:
-                    if id(each) not in own():
+                    if not {id(each), id(owner)} & own():
                         self._tell_of_decider(inner, each)
 
     def _tell_of_attribute(self, path: str, value: float) -> None:
@@ -466,10 +469,10 @@ def _accumulated_in(value: Any) -> set[str]:
     }
 
 
-def _heads_of(value: Any) -> dict[str, Tensor]:
-    """Return copies of the first rows of an object's arrays: a buffer is filled from there, and may be larger than the memory."""
+def _heads_of(arrays: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return copies of the first rows of arrays: a buffer is filled from there, and may be larger than the memory."""
     heads = {}
-    for name, array in _arrays_of(value).items():
+    for name, array in arrays.items():
         rows = array.reshape(-1) if array.ndim == 0 else array
         head = rows[: max(1, _MOST_NUMBERS * len(rows) // math.prod(rows.shape))]
         if isinstance(head, np.ndarray) and head.dtype.kind == "V":

@@ -1078,16 +1078,30 @@ def test_an_object_that_gets_the_model_is_told_once_its_numbers_change(me: Any) 
     assert script.told == {"trainer.momentum": DECIDER}
 
 
+class Counted(Phases):
+    """Also counts by itself."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.seen = 0
+
+    def step(self) -> None:
+        """Count."""
+        self.seen += 1
+
+
 def test_an_attribute_that_decides_is_told_as_a_tensor_too(me: Any) -> None:
-    """The error of the last epoch, above which a batch is skipped; not the loss that each pass makes."""
+    """The error of the last epoch, above which a batch is skipped; not the loss that each pass makes, or a number of a kept object."""
     script = Script(me)
     trainer = SimpleNamespace(model=script.model, last=torch.tensor(9.0), loss=torch.zeros(()))
-    script.keep()
+    kept = Counted()
+    script.keep(kept=kept)
     for number in range(3):
         trainer.loss = script.model(torch.ones(3, 2)).sum()
         shown = trainer.loss.item()
         trainer.error = torch.tensor(shown)
-        if trainer.error < 9 * trainer.last:
+        kept.step()
+        if trainer.error < 9 * trainer.last + kept.seen:
             trainer.loss.backward()
         trainer.last = torch.tensor(9.0 + number)
         script.step()
@@ -1129,8 +1143,8 @@ class PathLength:
 def test_means_that_an_object_computes_from_themselves_are_told(me: Any) -> None:
     """Wherever the script calls it; not those of a meter, or of an object with a state that is kept."""
     script = Script(me)
-    holders: list[Any] = [Normalizer(), Shown(), PathLength(script.model)]
-    script.keep()
+    holders: list[Any] = [Normalizer(), Shown(), PathLength(script.model), PathLength(script.model)]
+    script.keep(mean=holders[3].mean)
     for number in range(3):
         for holder in holders:
             holder.update(1.0 + number)
