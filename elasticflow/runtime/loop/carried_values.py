@@ -78,7 +78,8 @@ def counted_in(frame: FrameType, line: int) -> Iterator[tuple[str, int | float]]
 
 def as_number(value: Any) -> int | float | None:
     """Return a number, or that of a tensor or NumPy scalar; None for all else."""
-    if isinstance(value, np.number) or (isinstance(value, Tensor) and value.numel() == 1):
+    is_plain = type(value) is Tensor and value.device.type != "meta"
+    if isinstance(value, np.number) or (is_plain and value.numel() == 1):
         value = value.item()
     return value if isinstance(value, int | float) else None
 

@@ -322,7 +322,7 @@ class ScriptState:
                 known, name = self._paths.get(id(owner)), place.rpartition(".")[2]
                 path = place if known is None or owner is None else f"{known}.{name}"
                 for inner, each in _setters_of(path, owner) if isinstance(value, bool) else [(path, value)]:
-                    if not {id(each), id(owner)} & own():
+                    if id(each) not in own() and (owner is None or id(owner) not in own()):
                         self._tell_of_decider(inner, each)
 
     def _tell_of_attribute(self, path: str, value: float) -> None:
@@ -424,7 +424,7 @@ def _as_found(
         for parameter in parameters:
             trained.pop(id(parameter), None)
         return Found(path, value, is_told=not isinstance(value, nn.Module) or bool(parameters))
-    if _holds_all(value, set(weights)) and not any(id(each) in tensors for each in value.values()):
+    if _holds_all(value, weights.keys()) and not any(id(each) in tensors for each in value.values()):
         return Found(path, value, is_told=False, role=COPY)
     if _batches_given(value) is not None:
         return Found(path, value, is_told=False, role=READER)
@@ -433,9 +433,7 @@ def _as_found(
     among = _tensors_among(value)
     if [trained.pop(id(each)) for each in among if id(each) in trained]:
         return Found(path, value, is_told=True)
-    shapes = [each.shape for each in weights.values()]
-    is_like = type(value) is list and [getattr(each, "shape", None) for each in value] == shapes
-    if is_like and not any(id(each) in tensors for each in value):
+    if _is_like(value, weights) and not any(id(each) in tensors for each in value):
         return Found(path, value, is_told=False, role=AVERAGE)
     return Found(path, value, is_told=False, role=POOL) if among else None
 
@@ -446,13 +444,18 @@ def _arrays_of(value: Any) -> dict[str, Any]:
     arrays = {
         name: each
         for name, each in list(held.items())
-        if type(each) is Tensor or (type(each) is np.ndarray and each.dtype.kind in "biufV")
+        if type(each) is Tensor or (type(each) is np.ndarray and _has_numbers(each.dtype))
     }
     return {
         name: each
         for name, each in arrays.items()
         if carried_values.is_several_numbers(each) or name in _accumulated_in(value)
     }
+
+
+def _has_numbers(dtype: np.dtype[Any]) -> bool:
+    """Return True for a type of numbers, or of records without references."""
+    return dtype.kind in "biuf" or (dtype.fields is not None and not dtype.hasobject)
 
 
 def _accumulated_in(value: Any) -> set[str]:
@@ -506,7 +509,7 @@ def _is_of_run(value: Any) -> bool:
                 if isinstance(each, GeneratorType) and each.gi_frame is not None
                 else gc.get_referents(each)
                 if isinstance(each, _ITERATORS)
-                else [getattr(each, "iterable", None)]
+                else [getattr(each, "__dict__", {}).get("iterable")]  # of a bar of tqdm
             )
         ]
     return False
@@ -547,11 +550,20 @@ def _trained_alone(state: State, kept_values: Sequence[Any], tensors: AbstractSe
     }
 
 
-def _holds_all(value: Any, weights: set[str]) -> bool:
+def _holds_all(value: Any, weights: AbstractSet[str]) -> bool:
     """Return True if *value* is a dict with all *weights* of a model by name, as its `state_dict` is."""
     if not isinstance(value, Mapping) or not 0 < len(weights) <= len(value):
         return False
     return weights <= {str(key).removeprefix("module.") for key in value}
+
+
+def _is_like(value: Any, weights: Mapping[str, Tensor]) -> bool:
+    """Return True for a list of tensors with the shapes of all *weights*, or of those that are trained."""
+    if type(value) is not list or not 0 < len(value) <= len(weights):
+        return False
+    shapes = [getattr(each, "shape", None) for each in value]
+    trained = [each.shape for each in weights.values() if each.requires_grad]
+    return shapes in (trained, [each.shape for each in weights.values()])
 
 
 def _tensors_among(value: Any) -> list[Any]:
@@ -595,7 +607,8 @@ def _numbers_of(path: str, holder: Any, outside: set[int]) -> Iterator[tuple[str
 
 def _parts_of(value: Any) -> list[Any]:
     """Return the items of a dict, such as `{"optimizer": optimizer, "step": 0}`, or what an object has as attributes."""
-    return list((value if type(value) is dict else _attributes_of(value)).values())
+    is_small = type(value) is dict and not _is_long(value)
+    return list((value if is_small else _attributes_of(value)).values())
 
 
 def _attributes_of(value: Any) -> dict[str, Any]:

@@ -1078,16 +1078,23 @@ def test_an_object_that_gets_the_model_is_told_once_its_numbers_change(me: Any) 
     assert script.told == {"trainer.momentum": DECIDER}
 
 
-class Counted(Phases):
-    """Also counts by itself."""
+class Counted:
+    """Counts, and has a state."""
 
     def __init__(self) -> None:
-        super().__init__(None)
         self.seen = 0
 
     def step(self) -> None:
         """Count."""
         self.seen += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the count."""
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take the count."""
+        self.seen = state["seen"]
 
 
 def test_an_attribute_that_decides_is_told_as_a_tensor_too(me: Any) -> None:
