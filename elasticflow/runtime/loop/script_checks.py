@@ -10,9 +10,8 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
-from elasticflow.runtime.loop import drift, script_state
+from elasticflow.runtime.loop import carried_values, drift, script_state
 from elasticflow.runtime.loop.loop_schedule import within
-from elasticflow.runtime.loop.script_loops import is_enumerated
 from elasticflow.runtime.loop.script_state import ScriptState, argument_for
 
 if TYPE_CHECKING:
@@ -81,12 +80,20 @@ class ScriptChecks:
             drift.require_unchanged(self._worker, before, settings)
 
     def check_count(self, frame: FrameType, batch: Batch) -> None:
-        """Warn of *frame* if it counts its batches from 0, by `enumerate`, where a restart resumes in the midst of them: at the first batch."""
+        """Warn of *frame* if it counts its batches by `enumerate`, at the first batch: where a step depends on the number, or after a restart."""
         looks, self._looks_for_enumerate = self._looks_for_enumerate, False
-        if looks and 0 not in (batch.number, within(batch.end).step - 1) and is_enumerated(frame):
+        counted = carried_values.enumerated_at(frame) if looks else None
+        if counted is None:
+            return
+        if 0 not in (batch.number, within(batch.end).step - 1):
             self.warn(
                 f"enumerate(run.batches(...)) begins to count again, and this is batch {batch.number} of its epoch: a restart went "
                 "on here; batch.number is right where a step depends on the number"
+            )
+        elif counted.is_learned_from:
+            self.warn(
+                f"a step depends on {counted.counter}, which counts the passes of the loop over run.batches: a restart in the middle "
+                "of an epoch would begin to count again; batch.number, or batch.end.step, goes on there"
             )
 
     def tell(self, text: str) -> None:
@@ -116,7 +123,7 @@ def _remedy_for(name: str, kind: str) -> str:
             return f"{argument}, and set it from run.kept, or keep its object, with a state_dict and a load_state_dict,"
         case script_state.DECIDER:
             return f"{argument}, with a state_dict and a load_state_dict,"
-        case script_state.POOL | script_state.BUFFER:
+        case script_state.POOL | script_state.BUFFER | script_state.RUNNING | script_state.AVERAGE:
             return (
                 f"{argument}, a list or dict, or its object with a state_dict (arrays by torch.from_numpy),"
             )
@@ -125,7 +132,7 @@ def _remedy_for(name: str, kind: str) -> str:
                 f"a restart makes it anew before the loop; make it within each pass, or {argument}, a list, or a tensor that each "
                 f"pass fills by {name}.copy_(...) (torch.from_numpy shares an array's memory),"
             )
-        case script_state.READER:
+        case script_state.READER | script_state.GENERATOR:
             return (
                 "a restart begins it anew; draw its samples within each pass, data[torch.randint(len(data), (16,))], or have one "
                 "dataset for run.batches return samples of both,"

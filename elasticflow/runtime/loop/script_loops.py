@@ -103,18 +103,3 @@ def nodes_of(file: str) -> tuple[ast.AST, ...]:
         return tuple(ast.walk(parse("".join(linecache.getlines(file)))))
     except SyntaxError:
         return ()
-
-
-def is_enumerated(frame: FrameType) -> bool:
-    """Return True if *frame* is at the head of a loop over `enumerate(...)` that begins at the same number each time."""
-    heads = [node.iter for node in nodes_of(frame.f_code.co_filename) if isinstance(node, ast.For)]
-    return any(
-        isinstance(head, ast.Call)
-        and isinstance(head.func, ast.Name)
-        and head.func.id == "enumerate"
-        and all(
-            isinstance(each, ast.Constant) for each in (*head.args[1:], *(k.value for k in head.keywords))
-        )
-        and head.lineno <= frame.f_lineno <= (head.end_lineno or 0)
-        for head in heads
-    )

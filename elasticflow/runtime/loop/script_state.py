@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Mapping
 from functools import cache
 from types import FunctionType, GeneratorType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ from elasticflow.system.exceptions import is_own_code
 from elasticflow.system.installation import is_of_installed_package
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Sequence
     from collections.abc import Set as AbstractSet
     from types import FrameType
 
@@ -54,8 +54,11 @@ RECORD = "record that changes with the steps"
 CARRIED = "value that one pass leaves to the next"
 POOL = "collection of tensors that changes with the steps"
 BUFFER = "buffer that takes samples in with the steps"
+RUNNING = "holder of sums or means that change with the steps"
 READER = "DataLoader's iterator"
+GENERATOR = "generator that goes on with the steps"
 COPY = "copy of the model's weights"
+AVERAGE = "list of tensors like the model's weights, which changes with the steps"
 _ITERATORS = (GeneratorType, enumerate, map, zip, itertools.chain, itertools.cycle, itertools.islice, tuple)
 
 
@@ -67,7 +70,8 @@ class Found(NamedTuple):
         is_told: It is told as soon as it is found, not only once it changes.
         role: BUFFER for an object with arrays, COPY for a dict of the model's weights, such as the best of the run (a copy from before `run.keep` is made again at each
             start), POOL for a list, deque or dict of tensors or arrays, READER for an iterator over a DataLoader, or a generator
-            that holds one. None for all else.
+            that holds one, GENERATOR for another generator, AVERAGE for a list of tensors with the shapes of the model's parameters.
+            None for all else.
     """
 
     path: str
@@ -157,9 +161,12 @@ class ScriptState:
                 self._tell_of_pool(each)
             elif each.role == BUFFER:
                 self._tell_of_buffer(each)
-            elif each.role == READER:
-                if self._has_moved(each.path, _batches_given(each.value)) and not self._repeats_epochs():
-                    self._tell_once(each.path, each.path, READER)
+            elif each.role in {READER, GENERATOR}:
+                if self._has_moved(each.path, _place_of(each.value)) and not self._repeats_epochs():
+                    self._tell_once(each.path, each.path, each.kind)
+            elif each.role == AVERAGE:
+                if is_thorough and self._has_moved(each.path, hash(repr(_mark_of(each.value, set())))):
+                    self._tell_once(each.path, each.path, AVERAGE)
             elif is_thorough or not isinstance(each.value, nn.Module | Optimizer | Tensor):
                 self._compare(each)
         self._compare_rates()
@@ -227,11 +234,14 @@ class ScriptState:
         ]
 
     def _tell_of_buffer(self, buffer: Found) -> None:
-        """Tell of *buffer* if its arrays take rows in at other places than before, as a replay buffer does.
+        """Tell of *buffer* if its arrays take rows in at other places than before, as a replay buffer does, or are computed from themselves.
 
         The storage of a rollout is filled anew in each step, and a single row of numbers is a record to be shown.
         """
-        now = _heads_of(buffer.value)
+        kept_ids = {id(each) for each in _kept(self._state)}
+        now = _heads_of(
+            {key: each for key, each in _arrays_of(buffer.value).items() if id(each) not in kept_ids}
+        )
         held, before = self._buffers.get(buffer.path, ({}, {}))
         changed = {
             name: head != held[name]
@@ -240,13 +250,16 @@ class ScriptState:
         }
         takes_in = any(places.any() and places.ndim > 1 for places in changed.values())
         had_taken_in = any(places.any() for places in before.values())
+        # The root of a tree of priorities changes in each step.
         is_elsewhere = not any(
             torch.logical_and(places, before[name]).any()
             for name, places in changed.items()
-            if name in before and before[name].shape == places.shape
+            if places.ndim > 1 and name in before and before[name].shape == places.shape
         )
         if takes_in and had_taken_in and is_elsewhere:
             self._tell_once(buffer.path, buffer.path, buffer.kind)
+        elif any(places.any() for name, places in changed.items() if name in _accumulated_in(buffer.value)):
+            self._tell_once(buffer.path, buffer.path, RUNNING)
         self._buffers[buffer.path] = now, changed
 
     def _has_moved(self, path: str, number: float | None) -> bool:
@@ -280,7 +293,7 @@ class ScriptState:
         for name, holder in _holders_of(kept_ids, own, variables):
             # `self` is the script's `trainer`.
             path = self._paths.setdefault(id(holder), name)
-            for key, value in _numbers_of(path, holder, kept_ids):
+            for key, value in _numbers_of(path, holder, kept_ids | own):
                 if not isinstance(value, Tensor):
                     self._tell_of_attribute(key, value)
                 # Without a sum in it, a loss that each pass computes anew.
@@ -304,25 +317,30 @@ class ScriptState:
                     self._tell_once(name, name, CARRIED)
             for name, number in carried_values.counted_in(frame, line):
                 self._tell_of_counter(name, number)
-            for path, value, owner in carried_values.deciders_in(frame, line):
+            for place, value, owner in carried_values.deciders_in(frame, line):
+                # `self` is the script's `trainer`.
+                known, name = self._paths.get(id(owner)), place.rpartition(".")[2]
+                path = place if known is None or owner is None else f"{known}.{name}"
                 for inner, each in _setters_of(path, owner) if isinstance(value, bool) else [(path, value)]:
-                    if id(each) not in own():
+                    if id(each) not in own() and (owner is None or id(owner) not in own()):
                         self._tell_of_decider(inner, each)
 
     def _tell_of_attribute(self, path: str, value: float) -> None:
-        if path.rpartition(".")[2] not in carried_values.set_by_the_run(self._code.co_filename):
+        name = path[path.rfind("[") :] if path.endswith("]") else path.rpartition(".")[2]
+        if name not in carried_values.set_by_the_run(self._code.co_filename):
             self._tell_of_counter(path, value)
 
     def _tell_of_counter(self, path: str, value: float) -> None:
-        if self._has_moved(path, value) and dict(self._values).get(path.rpartition(".")[2]) != value:
+        if self._has_moved(path, value) and dict(self._values).get(argument_for(path)) != value:
             self._tell_once(path, path, COUNTER)
 
     def _tell_of_decider(self, path: str, value: Any) -> None:
         """Tell of an attribute, a list or dict, or an object without a model, such as an early stopping, once its numbers change."""
-        if isinstance(value, int | float):
+        number = None if getattr(value, "requires_grad", False) else carried_values.as_number(value)
+        if number is not None:
             # `counted_in` has plain variables.
             if "." in path:
-                self._tell_of_attribute(path, value)
+                self._tell_of_attribute(path, number)
             return
         if isinstance(value, list | tuple | deque | dict):
             kind, held = RECORD, list(value.values() if isinstance(value, dict) else value)
@@ -371,7 +389,7 @@ def found_in(state: State, variables: Mapping[str, Any]) -> Iterator[Found]:
     """Yield what *variables* hold that has a state, and is neither kept nor a part of what is kept."""
     kept_values = list(_kept(state))
     known = {id(value) for value in kept_values}
-    tensors, weights = _tensors_of(state), {name for name, _ in state.model.named_parameters()}
+    tensors, weights = _tensors_of(state), dict(state.model.named_parameters())
     trained = _trained_alone(state, kept_values, tensors)
     closed: set[int] = set()
 
@@ -394,7 +412,7 @@ def found_in(state: State, variables: Mapping[str, Any]) -> Iterator[Found]:
 
 
 def _as_found(
-    path: str, value: Any, tensors: set[int], weights: set[str], trained: dict[int, Found]
+    path: str, value: Any, tensors: set[int], weights: Mapping[str, Tensor], trained: dict[int, Found]
 ) -> Found | None:
     """Return *value* as an object with state of its own; None if it has none. Tensors that it holds are removed from *trained*."""
     if isinstance(value, random_streams.GENERATORS):
@@ -406,33 +424,63 @@ def _as_found(
         for parameter in parameters:
             trained.pop(id(parameter), None)
         return Found(path, value, is_told=not isinstance(value, nn.Module) or bool(parameters))
-    if _holds_all(value, weights) and not any(id(each) in tensors for each in value.values()):
+    if _holds_all(value, weights.keys()) and not any(id(each) in tensors for each in value.values()):
         return Found(path, value, is_told=False, role=COPY)
     if _batches_given(value) is not None:
         return Found(path, value, is_told=False, role=READER)
+    if isinstance(value, GeneratorType) and not _is_of_run(value):
+        return Found(path, value, is_told=False, role=GENERATOR)
     among = _tensors_among(value)
     if [trained.pop(id(each)) for each in among if id(each) in trained]:
         return Found(path, value, is_told=True)
+    if _is_like(value, weights) and not any(id(each) in tensors for each in value):
+        return Found(path, value, is_told=False, role=AVERAGE)
     return Found(path, value, is_told=False, role=POOL) if among else None
 
 
 def _arrays_of(value: Any) -> dict[str, Any]:
-    """Return the arrays of numbers that an object has as attributes."""
+    """Return the arrays of numbers or records that an object has as attributes, and single numbers that it averages beside a model."""
     held = {} if isinstance(value, FunctionType | MethodType) else getattr(value, "__dict__", {})
-    return {
+    arrays = {
         name: each
         for name, each in list(held.items())
-        if carried_values.is_several_numbers(each)
-        and (type(each) is Tensor or (type(each) is np.ndarray and each.dtype.kind in "biuf"))
+        if type(each) is Tensor or (type(each) is np.ndarray and _has_numbers(each.dtype))
+    }
+    return {
+        name: each
+        for name, each in arrays.items()
+        if carried_values.is_several_numbers(each) or name in _accumulated_in(value)
     }
 
 
-def _heads_of(value: Any) -> dict[str, Tensor]:
-    """Return copies of the first rows of an object's arrays: a buffer is filled from there, and may be larger than the memory."""
+def _has_numbers(dtype: np.dtype[Any]) -> bool:
+    """Return True for a type of numbers, or of records without references."""
+    return dtype.kind in "biuf" or (dtype.fields is not None and not dtype.hasobject)
+
+
+def _accumulated_in(value: Any) -> set[str]:
+    """Return the arrays of an object that its methods compute from themselves; single numbers only beside a model, and in place."""
+    if isinstance(value, FunctionType | MethodType | nn.Module):
+        return set()
+    held = getattr(value, "__dict__", {})
+    has_model = any(isinstance(each, nn.Module) for each in list(held.values()))
+    accumulated = carried_values.accumulated_by(cast("Hashable", type(value)))
+    return {
+        name
+        for name, is_in_place in accumulated.items()
+        if carried_values.is_several_numbers(held.get(name)) or (has_model and is_in_place)
+    }
+
+
+def _heads_of(arrays: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return copies of the first rows of arrays: a buffer is filled from there, and may be larger than the memory."""
     heads = {}
-    for name, array in _arrays_of(value).items():
-        rows = max(1, _MOST_NUMBERS * len(array) // math.prod(array.shape))
-        heads[name] = torch.as_tensor(array[:rows]).detach().clone()
+    for name, array in arrays.items():
+        rows = array.reshape(-1) if array.ndim == 0 else array
+        head = rows[: max(1, _MOST_NUMBERS * len(rows) // math.prod(rows.shape))]
+        if isinstance(head, np.ndarray) and head.dtype.kind == "V":
+            head = np.ascontiguousarray(head).view(np.uint8).reshape(len(head), -1)
+        heads[name] = torch.as_tensor(head).detach().clone()
     return heads
 
 
@@ -445,6 +493,44 @@ def _batches_given(value: Any) -> int | None:
                 return given
         inside = [held for each in inside if isinstance(each, _ITERATORS) for held in gc.get_referents(each)]
     return None
+
+
+def _is_of_run(value: Any) -> bool:
+    """Return True for a generator of elasticflow's, or one of the script's through which it reads `Run.batches`: a progress bar."""
+    inside = [value]
+    for _ in range(4):
+        if any(_module_of(each).partition(".")[0] == "elasticflow" for each in inside):
+            return True
+        inside = [
+            held
+            for each in inside
+            for held in (
+                each.gi_frame.f_locals.values()
+                if isinstance(each, GeneratorType) and each.gi_frame is not None
+                else gc.get_referents(each)
+                if isinstance(each, _ITERATORS)
+                else [getattr(each, "__dict__", {}).get("iterable")]  # of a bar of tqdm
+            )
+        ]
+    return False
+
+
+def _module_of(value: Any) -> str:
+    """Return the name of the module of a generator's function, or of an object's class."""
+    frame = value.gi_frame if isinstance(value, GeneratorType) else None
+    return str(type(value).__module__ if frame is None else frame.f_globals.get("__name__", ""))
+
+
+def _place_of(iterator: Any) -> int | None:
+    """Return a number that changes with each item that an iterator gives: of its batches, or of a generator's variables."""
+    if not isinstance(iterator, GeneratorType) or _batches_given(iterator) is not None:
+        return _batches_given(iterator)
+    if iterator.gi_frame is None:
+        return None
+    held = iterator.gi_frame.f_locals.values()
+    return hash(
+        (iterator.gi_frame.f_lasti, *(each if isinstance(each, _SIMPLE) else id(each) for each in held))
+    )
 
 
 def _trained_alone(state: State, kept_values: Sequence[Any], tensors: AbstractSet[int]) -> dict[int, Found]:
@@ -464,11 +550,20 @@ def _trained_alone(state: State, kept_values: Sequence[Any], tensors: AbstractSe
     }
 
 
-def _holds_all(value: Any, weights: set[str]) -> bool:
+def _holds_all(value: Any, weights: AbstractSet[str]) -> bool:
     """Return True if *value* is a dict with all *weights* of a model by name, as its `state_dict` is."""
     if not isinstance(value, Mapping) or not 0 < len(weights) <= len(value):
         return False
     return weights <= {str(key).removeprefix("module.") for key in value}
+
+
+def _is_like(value: Any, weights: Mapping[str, Tensor]) -> bool:
+    """Return True for a list of tensors with the shapes of all *weights*, or of those that are trained."""
+    if type(value) is not list or not 0 < len(value) <= len(weights):
+        return False
+    shapes = [getattr(each, "shape", None) for each in value]
+    trained = [each.shape for each in weights.values() if each.requires_grad]
+    return shapes in (trained, [each.shape for each in weights.values()])
 
 
 def _tensors_among(value: Any) -> list[Any]:
@@ -483,7 +578,7 @@ def _tensors_among(value: Any) -> list[Any]:
 
 
 def _holders_of(kept_ids: set[int], own: set[int], variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the script's objects, and objects in their attributes, that have a kept object as an attribute; not those in *own*."""
+    """Yield the script's objects and dicts, and those in attributes, that have a kept object as an attribute or item; not those in *own*."""
     roots = {
         path: value for path, value in variables.items() if not path.startswith("_") and id(value) not in own
     }
@@ -493,21 +588,27 @@ def _holders_of(kept_ids: set[int], own: set[int], variables: Mapping[str, Any])
         for name, held in _attributes_of(value).items()
     }
     for path, value in {**roots, **inside}.items():
-        if id(value) not in own and any(id(held) in kept_ids for held in _attributes_of(value).values()):
+        if id(value) not in own and any(id(held) in kept_ids for held in _parts_of(value)):
             yield path, value
 
 
-def _numbers_of(path: str, holder: Any, kept_ids: set[int]) -> Iterator[tuple[str, int | float | Tensor]]:
+def _numbers_of(path: str, holder: Any, outside: set[int]) -> Iterator[tuple[str, int | float | Tensor]]:
     """Yield the numbers that *holder* holds, and those of a schedule's phases; a trainer, which has a model, holds its meters, too."""
-    is_schedule = not any(isinstance(value, nn.Module) for value in _attributes_of(holder).values())
+    is_schedule = not any(isinstance(value, nn.Module) for value in _parts_of(holder))
 
     def enters(value: Any, depth: int) -> bool:
         return depth == 0 or (is_schedule and depth <= _DEEPEST and _is_followed(value))
 
-    objects = reachable.objects({path: holder}, enters, kept_ids)
+    objects = reachable.objects({path: holder}, enters, outside)
     for inner, value, _ in objects:
         if type(value) in (int, float) or (isinstance(value, Tensor) and value.ndim == 0):
             yield inner, value
+
+
+def _parts_of(value: Any) -> list[Any]:
+    """Return the items of a dict, such as `{"optimizer": optimizer, "step": 0}`, or what an object has as attributes."""
+    is_small = type(value) is dict and not _is_long(value)
+    return list((value if is_small else _attributes_of(value)).values())
 
 
 def _attributes_of(value: Any) -> dict[str, Any]:

@@ -307,7 +307,7 @@ def refusal(paths: Sequence[str]) -> StateError:
             f"it; {no_state}",
         )
     several = (
-        "; an optimizer that holds others: give each to run.keep, or return them in a dict, for a step(model, batch, optimizers)"
+        "; a schedule or optimizers that it holds: give each to run.keep, or return them in a dict, for a step(model, batch, optimizers)"
         if part == "optimizer"
         else ""
     )

@@ -24,13 +24,16 @@ from torch.utils.data import DataLoader, TensorDataset
 from elasticflow.errors import StateError
 from elasticflow.runtime.loop.kept import parts_of, values_of
 from elasticflow.runtime.loop.script_state import (
+    AVERAGE,
     BUFFER,
     CARRIED,
     COUNTER,
     DECIDER,
+    GENERATOR,
     POOL,
     READER,
     RECORD,
+    RUNNING,
     ScriptState,
     argument_for,
 )
@@ -573,9 +576,11 @@ def test_a_number_that_a_gradient_or_a_rate_depends_on_is_told(me: Any) -> None:
     """A weight that grows, a running length, a rate, a step of every other pass; not a sum to be printed, or its condition."""
     script = Script(me)
     annealed, length, rate_step, turn, total, shown = 0, torch.zeros(()), 0, 0, 0.0, 0
+    returns, discounted = torch.zeros(2), 0
     script.keep()
     for _ in range(3):
-        weight = min(1.0, annealed / 10)
+        returns[0] = 1 / (1 + discounted)
+        weight = min(1.0, annealed / 10) * returns[0]
         loss = weight * script.model(torch.ones(3, 2)).sum()
         penalty, length = (loss - length).square(), length + loss.detach()
         (loss + penalty).backward()
@@ -588,8 +593,10 @@ def test_a_number_that_a_gradient_or_a_rate_depends_on_is_told(me: Any) -> None:
         if shown % 2 == 0:
             print(total, script.optimizer.param_groups[0]["lr"])
         annealed, rate_step, turn, shown = annealed + 1, rate_step + 1, turn + 1, shown + 1
+        discounted = annealed
         script.step()
-    assert script.told == dict.fromkeys(("annealed", "length", "rate_step", "turn"), COUNTER)
+    told = ("annealed", "discounted", "length", "rate_step", "turn")
+    assert script.told == dict.fromkeys(told, COUNTER)
 
 
 def test_a_number_by_which_a_schedule_steps_or_the_loop_ends_is_told(me: Any) -> None:
@@ -988,3 +995,237 @@ def test_an_iterator_over_the_scripts_own_loader_is_told_once_it_goes_on(me: Any
         for _ in range(2):
             script.step(lambda: (next(unlabeled.batches), next(endless), next(pairs)))
         assert expected == script.told
+
+
+def test_a_number_in_a_dict_around_an_optimizer_is_told(me: Any) -> None:
+    """The state that many diffusion models are trained with; not a number that the run sets, or that of a kept part."""
+    script = Script(me)
+    ema, run = Phases(None), SimpleNamespace(position=SimpleNamespace(step=0))
+    state: dict[str, Any] = {"optimizer": script.optimizer, "model": script.model, "ema": ema}
+    state |= {"step": 0, "done": 0}
+    script.keep(ema=ema)
+    for _ in range(3):
+        state["step"] += 1
+        run.position.step += 1
+        state["done"] = run.position.step
+        ema.phases[0].n_steps += 1
+        script.step()
+    assert script.told == {"state['step']": COUNTER}
+
+
+def adjust_rate(optimizer: Any, place: float) -> None:
+    """Set a rate."""
+    optimizer.param_groups[0]["lr"] = 0.1 / (1 + place)
+
+
+def save_all(optimizer: Any, place: int) -> None:
+    """Write nothing."""
+
+
+def test_a_number_that_sets_a_rate_or_an_average_elsewhere_is_told(me: Any) -> None:
+    """Given to a function with an optimizer, to a method of an object with a state, or to a loop over weights; not one to be shown."""
+
+    class Average(nn.Linear):
+        def update(self, model: nn.Linear, step: int) -> None:
+            self.weight.data.lerp_(model.weight.data, 1 / (1 + step))
+
+    script, run = Script(me), SimpleNamespace(position=SimpleNamespace(step=0))
+    average, slow = Average(2, 1), nn.Linear(2, 1)
+    rate_step, updates, seen, shown, saved, skipped = 0, 0, 0, 0, 0, 0
+    script.keep(average=average, slow=slow)
+    for _ in range(3):
+        if skipped % 4 == 3:
+            skipped += 1
+            continue
+        adjust_rate(script.optimizer, rate_step / 2)
+        adjust_rate(script.optimizer, run.position.step)
+        save_all(script.optimizer, saved)
+        script.optimizer.step()
+        average.update(script.model, step=updates)
+        decay = 1 - 1 / (2 + seen)
+        for weight, mean in zip(script.model.parameters(), slow.parameters(), strict=True):
+            mean.data.mul_(decay).add_(weight.data, alpha=1 - decay)
+        if shown % 2 == 0:
+            print(shown)
+        rate_step, updates, seen, shown, saved = rate_step + 1, updates + 1, seen + 1, shown + 1, saved + 1
+        skipped += 1
+        script.step()
+    assert script.told == dict.fromkeys(("rate_step", "updates", "seen", "skipped"), COUNTER)
+
+
+class Momentum:
+    """Moves a target after a model, the slower the longer."""
+
+    def __init__(self) -> None:
+        self.done = 0
+
+    def update(self, model: nn.Module, target: nn.Module) -> None:
+        """Move it."""
+        self.done += 1
+        for weight, mean in zip(model.parameters(), target.parameters(), strict=True):
+            mean.data.lerp_(weight.data, 1 / self.done)
+
+
+def test_an_object_that_gets_the_model_is_told_once_its_numbers_change(me: Any) -> None:
+    """The momentum of BYOL; not what shows a loss."""
+    script, target = Script(me), nn.Linear(2, 1)
+    trainer = SimpleNamespace(model=script.model, momentum=Momentum(), meter=Warmup(None))
+    script.keep(target=target)
+    for _ in range(3):
+        trainer.momentum.update(trainer.model, target)
+        trainer.meter.step()
+        script.step()
+    assert script.told == {"trainer.momentum": DECIDER}
+
+
+class Counted:
+    """Counts, and has a state."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def step(self) -> None:
+        """Count."""
+        self.seen += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the count."""
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take the count."""
+        self.seen = state["seen"]
+
+
+def test_an_attribute_that_decides_is_told_as_a_tensor_too(me: Any) -> None:
+    """The error of the last epoch, above which a batch is skipped; not the loss that each pass makes, or a number of a kept object."""
+    script = Script(me)
+    trainer = SimpleNamespace(model=script.model, last=torch.tensor(9.0), loss=torch.zeros(()))
+    kept = Counted()
+    script.keep(kept=kept)
+    for number in range(3):
+        trainer.loss = script.model(torch.ones(3, 2)).sum()
+        shown = trainer.loss.item()
+        trainer.error = torch.tensor(shown)
+        kept.step()
+        if trainer.error < 9 * trainer.last + kept.seen:
+            trainer.loss.backward()
+        trainer.last = torch.tensor(9.0 + number)
+        script.step()
+    assert script.told == {"trainer.last": COUNTER}
+
+
+class Normalizer:
+    """Holds a mean of all that it has seen."""
+
+    def __init__(self) -> None:
+        self.mean = np.zeros(3)
+
+    def update(self, value: float) -> None:
+        """Take a value in."""
+        self.mean = 0.9 * self.mean + 0.1 * value
+
+
+class Shown(Normalizer):
+    """Is shown, and begins anew."""
+
+    def reset(self) -> None:
+        """Begin anew."""
+        self.mean = np.zeros(3)
+
+
+class PathLength:
+    """Compares lengths with their mean, as StyleGAN2 does."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.mean, self.last = model, torch.zeros(()), torch.zeros(())
+
+    def update(self, value: float) -> None:
+        """Take a length in."""
+        mean = self.mean.lerp(torch.tensor(value), 0.5)
+        self.mean.copy_(mean)
+        self.last = torch.tensor(value)
+
+
+def test_means_that_an_object_computes_from_themselves_are_told(me: Any) -> None:
+    """Wherever the script calls it; not those of a meter, or of an object with a state that is kept."""
+    script = Script(me)
+    holders: list[Any] = [Normalizer(), Shown(), PathLength(script.model), PathLength(script.model)]
+    script.keep(mean=holders[3].mean)
+    for number in range(3):
+        for holder in holders:
+            holder.update(1.0 + number)
+        script.step()
+    assert script.told == {"holders[0]": RUNNING, "holders[2]": RUNNING}
+
+
+def test_a_buffer_of_records_with_a_tree_of_priorities_is_told(me: Any) -> None:
+    """As that of Rainbow: the root of the tree changes in each step, the rows of the records do not."""
+    script = Script(me)
+    kind = np.dtype([("state", np.float32, (2,)), ("reward", np.float32)])
+    memory = SimpleNamespace(tree=np.zeros(9), records=np.zeros(9, dtype=kind))
+    script.keep()
+    for number in range(3):
+        memory.tree[[0, number + 1]] = number + 1
+        memory.records[number] = np.ones(2), 1.0
+        script.step()
+    script.snapshot()
+    assert script.told == {"memory": BUFFER}
+
+
+def test_a_generator_from_which_passes_draw_is_told(me: Any) -> None:
+    """Batches of a second set; not a bar around the run's batches, or a generator that no pass moves on."""
+    script = Script(me)
+    library = ModuleType("elasticflow.library")
+    exec("def batches():\n    yield from range(9)", vars(library))
+
+    def drawn(rows: Any) -> Any:
+        """Yield row after row."""
+        for row in rows:
+            yield row, torch.rand(2)
+
+    others, still = drawn(range(9)), drawn(range(9))
+    bar = drawn(enumerate(vars(library)["batches"]()))
+    script.keep()
+    next(still)
+    for _ in bar:
+        next(others)
+        script.step()
+    assert next(still)[0] == 1
+    assert script.told == {"others": GENERATOR}
+
+
+def test_an_average_in_a_list_of_tensors_is_told_once_it_moves(me: Any) -> None:
+    """Moved in place, as diffusion models have it; not a copy that stays, the weights themselves, or one that is kept."""
+    script = Script(me)
+    weights = list(script.model.parameters())
+    trainer = SimpleNamespace(averages=[[p.detach().clone() for p in weights] for _ in range(2)])
+    still, kept = [[p.detach().clone() for p in weights] for _ in range(2)]
+    script.keep(kept=kept)
+    for _ in range(2):
+        for mean in (trainer.averages[1][0], kept[0]):
+            mean.lerp_(weights[0].detach(), 0.5)
+        script.step()
+    assert len(still) == 2
+    assert script.told == {"trainer.averages[1]": AVERAGE}
+
+
+class Annealed(Script):
+    """Sets its rate by the tokens that it has seen."""
+
+    tokens = 0
+
+    def train(self) -> None:
+        """Take two steps."""
+        for _ in range(2):
+            self.tokens += 8
+            self.optimizer.param_groups[0]["lr"] = 0.1 / self.tokens
+            self.step()
+
+
+def test_a_number_of_a_trainer_is_told_once(me: Any) -> None:
+    """Not as that of `self`, too, in whose method the loop is."""
+    trainer = Annealed(me)
+    trainer.keep()
+    trainer.train()
+    assert trainer.told == {"trainer.tokens": COUNTER}
