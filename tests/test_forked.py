@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from elasticflow.snapshots.client.writer_process import start_writer
-from elasticflow.snapshots.format.writer_config import WriterStart
+from elasticflow.snapshots.client.writer_process import WriterStart, start_writer
 from tests.command_line import forks
 from tests.end_to_end.harness import Project, project_at
 
