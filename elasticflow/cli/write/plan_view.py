@@ -223,7 +223,7 @@ def _snapshots(job: Job, ahead: Forecast, measured: Callable[..., Row]) -> Itera
 def _memory(job: Job, parallel: ParallelTable, known: Knowledge) -> Iterator[Row]:
     """Yield a worker's bytes at the job's degree and at others, once the sizes of the model and of a snapshot are known.
 
-    Offloaded, they are those of its device, and another row has those of the CPU's memory.
+    If the model is offloaded, there is a row for the worker's device and a row for the CPU's memory.
     """
     shard, is_offloaded = parallel.shard, parallel.offload is not None
     if known.parameters is None or known.snapshot_bytes is None:

@@ -37,4 +37,5 @@ class ParallelTable(Table):
     offload: Literal["cpu"] | None = optional(
         description="Keep each worker's part of the parameters, its gradients and the optimizer's state in the CPU's memory: blocks are moved to "
         "the device one after the other, and the optimizer moves on the CPU. Workers without an accelerator leave it out.",
+        examples=["cpu"],
     )

@@ -611,7 +611,7 @@ class _GroupSum:
 
 
 def _keep_for_this_stream(tensor: Tensor) -> None:
-    """Have the memory of *tensor*, made on another stream, be given to nobody before this one is through with it."""
+    """Keep the memory of *tensor*, which another stream has made, until the current stream is through with its work so far."""
     if tensor.device.type != "cpu":
         tensor.record_stream(torch.accelerator.current_stream(tensor.device))
 

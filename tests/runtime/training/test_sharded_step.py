@@ -24,7 +24,7 @@ from elasticflow.runtime.training.modes import evaluating
 from elasticflow.runtime.training.shard_model import fully_shard_blocks
 from elasticflow.runtime.training.sharded_step import ShardedStep, _Calls, _GroupSum
 from elasticflow.snapshots.read import load
-from tests.pretended_device import Stream, pretended
+from tests.pretended_device import pretended
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,28 +108,6 @@ def test_outputs_are_let_go_before_the_backward(alone: Any) -> None:
     assert len(calls.outputs) == 1
     calls.end_forwards()
     assert calls.outputs == []
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_memory_that_another_stream_still_reads_is_given_to_nobody(seed: int) -> None:
-    """Torch exchanges gradients on one stream, and calls the hook, and copies to the host, on another one; block after block."""
-    arrived = []
-    with pretended(seed) as device:
-        exchanging, adding = Stream(), Stream()
-        for number in range(6):
-            added = first_of_two(torch.nn.Parameter(torch.ones(1, 3)))
-            with exchanging:
-                torch.zeros(16).to(device.device)  # as large as the block's sum
-                rows = added.allocate((3,), dtype=torch.float32, device=device.device)
-                added._got = torch.full((2, 3), float(number)).to(device.device)
-            adding.hold_until(exchanging.record_event())
-            with adding:
-                added.hook(rows)
-                arrived.append(rows.to("cpu", non_blocking=True))
-            del rows, added
-            device.run_some()
-        adding.synchronize()
-        assert [total.tolist() for total in arrived] == [[float(number)] * 3 for number in range(6)]
 
 
 def trained(me: Any, group: Any, device: torch.device, offload: Literal["cpu"] | None) -> list[Any]:
