@@ -21,7 +21,7 @@ from elasticflow.runtime.measuring.marks import mark
 from elasticflow.runtime.process import environment
 from elasticflow.runtime.process.checksums import sums_of
 from elasticflow.runtime.process.position import even_split
-from elasticflow.runtime.process.sharded_tensors import local_of
+from elasticflow.runtime.process.sharded_tensors import is_sharded, local_of
 from elasticflow.runtime.process.torch_private import (
     buffers_of,
     collectives_so_far,
@@ -203,6 +203,7 @@ class ForwardLook:
     def __init__(self, model: nn.Module) -> None:
         self._model, self._left = model, LOOKS
         self._sums: dict[str, int] = {}
+        self._rows: dict[str, nn.Parameter] = {}
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
@@ -212,7 +213,10 @@ class ForwardLook:
             yield
             return
         self._left -= 1
-        self._sums, begun = parameter_sums(self._model.named_parameters()), collectives_so_far()
+        named = dict(self._model.named_parameters())
+        # Blocks that stay gathered until the backward have whole parameters meanwhile: these remain this rank's rows.
+        self._rows = {name: parameter for name, parameter in named.items() if is_sharded(parameter)}
+        self._sums, begun = parameter_sums(named.items()), collectives_so_far()
         yield
         if collectives_so_far() != begun:
             raise StateError(
@@ -230,7 +234,8 @@ class ForwardLook:
 
     def _require_unchanged(self, part: str) -> None:
         therefore = f"a rank runs one {part} for each of its virtual shards: the bits would depend on the number of workers"
-        require_unchanged(self._sums, self._model.named_parameters(), therefore, part)
+        named = dict(self._model.named_parameters()) | self._rows
+        require_unchanged(self._sums, named.items(), therefore, part)
 
 
 def parameter_sums(named: Iterable[tuple[str, Tensor]]) -> dict[str, int]:

@@ -34,6 +34,7 @@ parser.add_argument("--precision", default="fp32")
 parser.add_argument("--norms", action="store_true", help="BatchNorm in the last layer")
 parser.add_argument("--checkpointed", action="store_true", help="activations of blocks are computed again")
 parser.add_argument("--compiled", action="store_true", help="blocks are compiled")
+parser.add_argument("--stays-gathered", action="store_true", help="parameters, until the backward")
 parser.add_argument(
     "--offload",
     action="store_true",
@@ -145,7 +146,13 @@ run = ef.join(
     every=args.every,
     threads=1,
     gradients=ef.Gradients(precision=args.precision, virtual_shards=args.virtual_shards or None),
-    shard=ef.Sharding(args.shard, offload="cpu" if args.offload else None) if args.shard else None,
+    shard=ef.Sharding(
+        args.shard,
+        reshard_after_forward=not args.stays_gathered,
+        offload="cpu" if args.offload else None,
+    )
+    if args.shard
+    else None,
 )
 torch.manual_seed(5)
 with torch.device("meta" if args.odd == "meta" else "cpu"):
