@@ -149,9 +149,11 @@ nproc_per_node = 1
 def test_a_launch_of_forks_is_like_one_of_fresh_interpreters(tmp_path: Path) -> None:
     """Command, agent, fork server, writer and worker: command lines, variables, open files, signals, sessions, streams and paths.
 
-    Each launch draws random numbers of its own.
+    Each launch draws random numbers of its own. A program that reaches a bucket, for which more is imported, came before.
     """
     drawn, told = [], []
+    with project_at(tmp_path / "before") as project:
+        project.start("--version", run_id="none", AWS_ENDPOINT_URL="http://127.0.0.1:9").end()
     for fresh in (True, False, False):
         with project_at(tmp_path / "project") as project:
             numbers, facts = _told_by_a_worker(project, fresh=fresh)
