@@ -8,7 +8,8 @@ sum of gradients; with `--batch` without virtual shards. Neither clips. The tabl
 of the paired ratios. Then each kind of worker alone, in processes of its own: its tensors, and the most memory that it had
 (`VmHWM`), *whole* being the same exact job without `shard`. With `--gives-back` nothing is timed, and the C library gives
 each freed tensor back to the system, as a GPU's memory would be free for the next one: the most memory is then counted from
-what the process had before it made the model, once the model is made and at the end, for the kinds that `--kinds` names: *plain* is `fully_shard` alone. `--init meta` makes it block by block, as a job
+what the process had before it made the model, once the model is made and at the end, for the kinds that `--kinds` names: *plain* is `fully_shard` alone,
+*ddp* DistributedDataParallel. `--init meta` makes it block by block, as a job
 with `parallel.init` does; with `--by-layer` each linear layer is gathered by itself, instead of each block of the GPT. With `--snapshots` a snapshot is taken after every second step, and only the time is told for which training
 stands still, by turns for the kinds *shared* and *whole*.
 """
@@ -125,15 +126,19 @@ def model_of(run: Any, config: Any, options: argparse.Namespace) -> Any:
     return run.wrap(model, blocks=blocks_of(model, by_layer=options.by_layer))
 
 
-def plainly_sharded(model: Any, *, by_layer: bool) -> tuple[Any, Any]:
-    """Return the model as torch's own call shards it over all workers, and its optimizer."""
+def of_torch(model: Any, options: argparse.Namespace) -> tuple[Any, Any]:
+    """Return the model as torch's own calls share it, or its gradients, among all workers, and its optimizer."""
     import torch
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
 
-    mesh = init_device_mesh("cpu", (int(os.environ["WORLD_SIZE"]),))
-    for module in (*blocks_of(model, by_layer=by_layer), model):
-        fully_shard(module, mesh=mesh)
+    if options.kind == "ddp":
+        model = DistributedDataParallel(model)
+    else:
+        mesh = init_device_mesh("cpu", (int(os.environ["WORLD_SIZE"]),))
+        for module in (*blocks_of(model, by_layer=options.by_layer), model):
+            fully_shard(module, mesh=mesh)
     return model, torch.optim.AdamW(model.parameters(), lr=1e-4)
 
 
@@ -153,19 +158,19 @@ def work(options: argparse.Namespace) -> None:
         return cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
     workers = int(os.environ["WORLD_SIZE"])
-    shard: dict[str, Any] = {} if options.kind in ("whole", "plain") else {"shard": workers}
+    is_alone = options.kind in ("plain", "ddp")
+    shard: dict[str, Any] = {} if options.kind == "whole" or is_alone else {"shard": workers}
     # Without virtual shards the sums are torch's own.
     gradients: Any = ef.Gradients(virtual_shards=None if options.batch else workers)
-    if options.kind == "plain":
+    if is_alone:
         gradients = None  # else elasticflow would exchange them
     every = "2 steps" if options.snapshots else "1000000 steps"
     run = ef.join(seed=1, gradients=gradients, threads=1, every=every, name=options.kind, **shard)
     before = give_back() if options.gives_back else 0
     plain: Any = None
     theirs: Any = None
-    if options.kind in ("paired", "plain"):
-        plain, theirs = plainly_sharded(GPT(config), by_layer=options.by_layer)
-    is_alone = options.kind == "plain"
+    if options.kind == "paired" or is_alone:
+        plain, theirs = of_torch(GPT(config), options)
     ours = plain if is_alone else model_of(run, config, options)
     built = most_memory() - before
     own = theirs if is_alone else torch.optim.AdamW(ours.parameters(), lr=1e-4)
@@ -224,7 +229,7 @@ def main() -> int:
     parser.add_argument(
         "--kinds",
         default="shared,whole",
-        help="kinds of worker whose memory is measured: shared, whole, plain",
+        help="kinds of worker whose memory is measured: shared, whole, plain, ddp",
     )
     parser.add_argument("--kind", help=argparse.SUPPRESS)
     parser.add_argument("--result", help=argparse.SUPPRESS)
