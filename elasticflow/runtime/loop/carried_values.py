@@ -69,7 +69,7 @@ def counted_in(frame: FrameType, line: int) -> Iterator[tuple[str, int | float]]
     variables = {**frame.f_globals, **frame.f_locals}
     used: set[str] = set()
     for loop in loops_around(file, line):
-        used |= _learned_from(loop) | _given_to_steps(loop, _roles_in(loop, variables)) | _indices_in(loop)
+        used |= _used_in(loop, variables)
     for name in sorted(used.intersection(_names(file, line)) - set_by_the_run(file)):
         value = as_number(variables.get(name))
         if value is not None:
@@ -108,8 +108,7 @@ def enumerated_at(frame: FrameType | None) -> Enumerated | None:
             ):
                 first = loop.target.elts[0] if isinstance(loop.target, ast.Tuple) else None
                 counter = first.id if isinstance(first, ast.Name) else None
-                roles = _roles_in(loop, {**frame.f_globals, **frame.f_locals})
-                used = _learned_from(loop) | _given_to_steps(loop, roles) | _indices_in(loop)
+                used = _used_in(loop, {**frame.f_globals, **frame.f_locals})
                 return Enumerated(counter, counter in used)
         # A progress bar, or a generator of the script's, fetches the batch for its caller.
         frame = frame.f_back if frame.f_code.co_flags & inspect.CO_GENERATOR else None
@@ -128,17 +127,16 @@ def _is_enumerated(file: str, loop: ast.For) -> bool:
             and any(isinstance(each, ast.Name) and each.id == head.id for each in node.targets)
         ]
         head = max(made, key=lambda node: node.lineno).value if made else head
-    for call in ast.walk(head):
-        name = getattr(call.func, "id", "") if isinstance(call, ast.Call) else ""
-        if isinstance(call, ast.Call) and name in {"enumerate", "zip"} and call.args:
-            first, *others = call.args
-            starts = [*others, *(each.value for each in call.keywords)]
-            if name == "zip":
-                function = getattr(first, "func", None)
-                if str(getattr(function, "attr", getattr(function, "id", ""))) not in {"range", "count"}:
-                    return False
-                starts = [first]
-            return not any(_reads(each, _OURS) or _read_in(each) & set_by_the_run(file) for each in starts)
+    for call in (each for each in ast.walk(head) if isinstance(each, ast.Call) and each.args):
+        name = getattr(call.func, "id", "")
+        if name not in {"enumerate", "zip"}:
+            continue
+        first, *starts = _arguments_of(call)
+        if name == "zip":
+            if not isinstance(first, ast.Call) or _name_of(first.func) not in {"range", "count"}:
+                return False
+            starts = [first]
+        return not any(_reads(each, _OURS) or _read_in(each) & set_by_the_run(file) for each in starts)
     return False
 
 
@@ -245,12 +243,12 @@ def _updates_in(nodes: list[ast.AST]) -> Iterator[tuple[ast.AST, ast.AST, bool]]
             yield place, given if node.func.attr in _FILLS else _read_again(place), True
         for target, value in _bound_in(node):
             # A storage computes one row from the next; a history moves all of them up.
-            is_row = isinstance(target, ast.Subscript) and not any(
+            if isinstance(target, ast.Subscript) and not any(
                 isinstance(each, ast.Slice) for each in ast.walk(target.slice)
-            )
+            ):
+                continue
             for each in target.elts if isinstance(target, ast.Tuple) else [target]:
-                if not is_row:
-                    yield _whole_of(each), value, False
+                yield _whole_of(each), value, False
 
 
 @cache
@@ -362,9 +360,17 @@ def _grown(found: set[str], nodes: list[ast.AST]) -> set[str]:
 def _tests_of_continue(block: list[ast.stmt]) -> Iterator[ast.expr]:
     """Yield the conditions under which `continue` leaves out the rest of *block*, by which a pass learns."""
     for number, each in enumerate(block, start=1):
-        leaves_out = isinstance(each, ast.If) and any(isinstance(node, ast.Continue) for node in each.body)
-        if isinstance(each, ast.If) and leaves_out and any(map(_learns, block[number:])):
+        if (
+            isinstance(each, ast.If)
+            and any(isinstance(node, ast.Continue) for node in each.body)
+            and any(map(_learns, block[number:]))
+        ):
             yield each.test
+
+
+def _used_in(loop: ast.For | ast.While, variables: Mapping[str, Any]) -> frozenset[str]:
+    """Return the names that a step of *loop* depends on: it learns from them, is given them, or finds items by them."""
+    return _learned_from(loop) | _given_to_steps(loop, _roles_in(loop, variables)) | _indices_in(loop)
 
 
 @cache
@@ -386,13 +392,11 @@ def _given_to_steps(loop: ast.For | ast.While, roles: _Roles) -> frozenset[str]:
 @cache
 def _given_models(loop: ast.For | ast.While, models: frozenset[str]) -> frozenset[str]:
     """Return the paths of objects of which a method gets a model, or its parameters, as an average of the weights does."""
-    calls = [
-        each for each in ast.walk(loop) if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute)
-    ]
     return frozenset(
         ast.unparse(call.func.value)
-        for call in calls
-        if isinstance(call.func, ast.Attribute)
+        for call in ast.walk(loop)
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
         and any(ast.unparse(each).removesuffix(".parameters()") in models for each in _arguments_of(call))
     )
 

@@ -21,7 +21,7 @@ from elasticflow.runtime.loop.run import Run
 from elasticflow.runtime.loop.script_checks import ScriptChecks
 from elasticflow.runtime.loop.training_loop import TrainingLoop
 from elasticflow.runtime.process import stopping
-from elasticflow.runtime.process.shard_layout import Sharding, layout_of
+from elasticflow.runtime.process.shard_layout import Sharding, layout_of, offloads
 from elasticflow.runtime.process.sharded_tensors import refuse_draws
 from elasticflow.system.units import parse_interval
 
@@ -241,7 +241,9 @@ def _member(chosen: LoopSettings, place: Path, shard: int | str | Sharding | Non
                 worker.world_size, worker.rank, worker.sharding.shard, worker.local_world_size
             )
             if worker.sharding.offload is not None:
-                worker.layout = worker.layout._replace(is_offloaded=worker.device.type != "cpu")
+                worker.layout = worker.layout._replace(
+                    is_offloaded=offloads(worker.sharding, worker.device.type)
+                )
                 if not worker.layout.is_offloaded and worker.rank == 0:
                     worker.event(events.OFFLOAD_LEFT_OUT)
     except stopping.Leaving:  # asked to exit before all ranks had met

@@ -258,7 +258,7 @@ class ScriptState:
         )
         if takes_in and had_taken_in and is_elsewhere:
             self._tell_once(buffer.path, buffer.path, buffer.kind)
-        elif any(places.any() for name, places in changed.items() if name in _accumulated_in(buffer.value)):
+        elif any(changed[name].any() for name in _accumulated_in(buffer.value) & changed.keys()):
             self._tell_once(buffer.path, buffer.path, RUNNING)
         self._buffers[buffer.path] = now, changed
 
@@ -441,15 +441,11 @@ def _as_found(
 def _arrays_of(value: Any) -> dict[str, Any]:
     """Return the arrays of numbers or records that an object has as attributes, and single numbers that it averages beside a model."""
     held = {} if isinstance(value, FunctionType | MethodType) else getattr(value, "__dict__", {})
-    arrays = {
-        name: each
-        for name, each in list(held.items())
-        if type(each) is Tensor or (type(each) is np.ndarray and _has_numbers(each.dtype))
-    }
     return {
         name: each
-        for name, each in arrays.items()
-        if carried_values.is_several_numbers(each) or name in _accumulated_in(value)
+        for name, each in list(held.items())
+        if (type(each) is Tensor or (type(each) is np.ndarray and _has_numbers(each.dtype)))
+        and (carried_values.is_several_numbers(each) or name in _accumulated_in(value))
     }
 
 
@@ -523,10 +519,9 @@ def _module_of(value: Any) -> str:
 
 def _place_of(iterator: Any) -> int | None:
     """Return a number that changes with each item that an iterator gives: of its batches, or of a generator's variables."""
-    if not isinstance(iterator, GeneratorType) or _batches_given(iterator) is not None:
-        return _batches_given(iterator)
-    if iterator.gi_frame is None:
-        return None
+    given = _batches_given(iterator)
+    if given is not None or not isinstance(iterator, GeneratorType) or iterator.gi_frame is None:
+        return given
     held = iterator.gi_frame.f_locals.values()
     return hash(
         (iterator.gi_frame.f_lasti, *(each if isinstance(each, _SIMPLE) else id(each) for each in held))

@@ -86,6 +86,11 @@ class ShardLayout(NamedTuple):
         return [range(first, min(high, first + self.degree)) for first in range(low, high, self.degree)]
 
 
+def offloads(sharding: Sharding, device_type: str) -> bool:
+    """Return True if *sharding* keeps parts of the model in the CPU's memory where training is on a device of this type."""
+    return sharding.offload is not None and device_type != "cpu"
+
+
 def layout_of(world_size: int, rank: int, shard: object, local_world_size: int) -> ShardLayout:
     """Return the place of a rank; *shard* is that of a `Sharding`.
 

@@ -44,7 +44,7 @@ WHOLE_REPLICA = (
     "leave fully_shard, FSDP, tensor parallelism and device meshes out of model.entry: every worker has a whole replica, "
     "and gradients are exchanged for you; a model that must be sharded is cut by [parallel] of the job file, or by join(shard=...)"
 )
-"""How to do without a sharded model."""
+"""Remedy for a model that is sharded where every worker needs a whole one."""
 
 
 class ReplicatedStep(ABC):

@@ -10,6 +10,7 @@ from torch import nn
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.process import process_group, torch_private
+from elasticflow.runtime.process.shard_layout import offloads
 from elasticflow.runtime.process.sharded_tensors import (
     is_sharded,
     refuse_draws,
@@ -96,7 +97,7 @@ def fully_shard_blocks(
     from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
     mesh = DeviceMesh.from_group(group, device_type, mesh_dim_names=("shard",))
-    is_offloaded = sharding.offload is not None and device_type != "cpu"
+    is_offloaded = offloads(sharding, device_type)
     # Pinned memory: a block is on its way to the device while the one before is at work.
     policy = CPUOffloadPolicy() if is_offloaded else OffloadPolicy()
     marks = {name: dict(vars(parameter)) for name, parameter in model.named_parameters()}
