@@ -24,7 +24,8 @@ __version__ = VERSION
 
 __all__ = ["Batch", "Gradients", "Run", "Sharding", "StopTraining", "__version__", "get_logger", "join"]
 
-_OF_OWN_LOOP = {"Batch": "batch", "Gradients": "gradients", "Run": "run", "Sharding": "join", "join": "join"}
+# The module of `runtime.loop` that has the name.
+_MODULES = {"Batch": "batch", "Gradients": "gradients", "Run": "run", "Sharding": "join", "join": "join"}
 
 
 def get_logger(name: str = "user") -> FilteringBoundLogger:
@@ -40,8 +41,8 @@ def get_logger(name: str = "user") -> FilteringBoundLogger:
 
 def __getattr__(name: str) -> Any:
     # A script that trains imports torch anyway; the command and other importers of this package must not.
-    if name not in _OF_OWN_LOOP:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"elasticflow.runtime.loop.{_OF_OWN_LOOP[name]}"), name)
+    return getattr(import_module(f"elasticflow.runtime.loop.{_MODULES[name]}"), name)

@@ -1,4 +1,4 @@
-"""A worker's life: join the group, train, exit."""
+"""The life of a worker process: it joins its group, trains and exits."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _OTHERS_LEAVE_S = 30.0
 # A killed process gives the lock back within this time, however much memory it had.
 _DYING_S = 10.0
-# Errors of file systems without locks: there the fence decides (`snapshots/writer/committer.py`).
+# Errors of file systems without locks: of two starts, the fence stops the older one (`snapshots/writer/committer.py`).
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 _current: Worker | None = None  # identity under which `program` reports; None before `join`
@@ -151,14 +151,14 @@ def _generation(identity: Identity, snapshots: SnapshotSettings, store: Store | 
     """Return the group's number: the agent's, or one that rank 0 claims.
 
     Raises:
-        StateError: the place of the snapshots is another job's.
+        StateError: another job has its snapshots there.
     """
     if identity.generation is not None:
         return identity.generation
     if identity.rank == 0:
         catalog = Catalog.of_run(snapshots, identity.run_folder, identity.run_id)
         catalog.check_writable()
-        # All that is started by hand has one run id: of two scripts with one place the second would continue the first.
+        # All runs started by hand have one run id: of two scripts with the same place, the second would resume the first one's run.
         if (other := catalog.newest_claim().get("job", job)) != job:
             raise errors.StateError(
                 f"the snapshots in {catalog.storage.uri} are those of {other}, and this is {job}",
@@ -176,7 +176,7 @@ def _generation(identity: Identity, snapshots: SnapshotSettings, store: Store | 
 
 
 def _hold_run_folder(identity: Identity) -> None:
-    """Lock the run folder until this process ends, if it is rank 0 and no supervisor does: under plain `python` and torchrun.
+    """Lock the run folder until this process ends, if it is rank 0 under plain `python` or torchrun; elsewhere the supervisor does.
 
     Raises:
         RunLockedError: another start of the run is alive; the message names its process and machine.
@@ -239,7 +239,7 @@ def leave(
     finished = schedule.is_end(position) and not (evaluation is not None and evaluation.is_owed)
     if finished:
         worker.stopped = None
-    elif worker.stopped is None:  # the last step's schedule may have raised StopTraining, after its vote
+    elif worker.stopped is None:  # the schedule may have raised StopTraining after the last step's vote
         worker.agree_to_stop()
     if worker.stopped is not None and worker.stopped.is_end:
         finished = True

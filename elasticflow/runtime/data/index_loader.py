@@ -87,7 +87,7 @@ def prepare_data(worker: Worker, fn: Callable[[], object]) -> None:
     if worker.local_rank == 0:
         random_streams.begin(worker.seed, "data")
         fn()
-    worker.leave_untrained()  # waits for all
+    worker.leave_if_asked()  # waits for all
     worker.reseed()
 
 

@@ -201,7 +201,7 @@ def _require_of_model(model: nn.Module, optimizers: Mapping[str, Optimizer]) -> 
     """Make sure that the optimizers move nothing but *model*, and what the script itself has wrapped or sharded.
 
     Raises:
-        StateError: an optimizer moves something whose gradients nothing exchanges; named.
+        StateError: an optimizer moves something whose gradients nothing exchanges; the message names it.
     """
     own = {id(parameter) for parameter in model.parameters()}
     for name, optimizer in optimizers.items():

@@ -1,4 +1,4 @@
-"""`elasticflow.join`: this process as a member of a run whose loop is the script's own."""
+"""`elasticflow.join`: makes this process a member of a run; the script, or the train.py of a job, has the loop."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from elasticflow.runtime.process.context import Worker
 
 _P = ParamSpec("_P")
-_OF_JOB = {"digest", "compare_replicas", "measures"}
+_ONLY_FOR_JOBS = {"digest", "compare_replicas", "measures"}
 _has_joined = False
 
 
@@ -43,7 +43,7 @@ def _or_job(join: Callable[_P, Run]) -> Callable[_P, Run]:
 
     @wraps(join)
     def joined(*args: _P.args, **kwargs: _P.kwargs) -> Run:
-        if kwargs.keys() & _OF_JOB:
+        if kwargs.keys() & _ONLY_FOR_JOBS:
             return join_job(**cast("Any", kwargs))
         return join(*args, **kwargs)
 
@@ -70,8 +70,8 @@ def join(
     """Join a run: form the process group, seed the random generators, and return the run. Collective.
 
     Under `elasticflow run`, the job file whose [script] table names this script replaces all of these arguments except
-    *gradients* and *virtual_shards*. Under plain torchrun and plain python the arguments count, and a second start with the same
-    name and folder continues where the first one ended.
+    *gradients*, *virtual_shards* and *shard*. Under plain torchrun and plain python the arguments count, and a second start with the
+    same name and folder continues where the first one ended.
 
     An error while the ranks meet ends this process with exit code 1 or 2 and a message, since other ranks would wait: another start
     uses the run folder, a device is missing, the folder of the snapshots cannot be written, or *shard* does not divide the number of
@@ -89,16 +89,16 @@ def join(
         virtual_shards: Number of parts into which `Run.gradients` cuts each batch, so that a run has the same bits at any number
             of workers up to this number. None: `batches` gives each rank its part of a batch as a whole, and the script
             exchanges the gradients.
-        shard: Number of workers that share one copy of the model, for a model that no device holds whole; "node": those of each node;
-            "all"; or a `Sharding`. It needs *virtual_shards* or *gradients*, and `Run.wrap` shards the model. A run may resume with
-            another *shard*; with *virtual_shards* it has the same bits for each of them, 1 included.
+        shard: Number of workers that share one copy of the model, for a model that no device holds whole; "node" for the workers of
+            each node, "all" for all workers; or a `Sharding`. It needs *virtual_shards* or *gradients*, and `Run.wrap` shards the
+            model. A run may resume with another *shard*; with *virtual_shards* the bits do not depend on it.
         log_every: Number of steps from one log line to the next.
         threads: CPU threads of this process. None: an equal share of the machine's cores, or one thread with virtual shards.
         log_level: Lowest level that is logged.
         gradients: Options of `Run.gradients`; *virtual_shards* is one of them. None: *virtual_shards* alone decides.
 
     Raises:
-        StateError: `join` was called before in this process; or an argument cannot have its value; or *shard* is given without
+        StateError: `join` was called before in this process; or the value of an argument cannot be used; or *shard* is given without
             *virtual_shards* and *gradients*.
     """
     if virtual_shards is not None:
@@ -115,7 +115,7 @@ def join(
     job = name or Path(sys.argv[0]).stem.lstrip("-") or "script"
     own = LoopSettings.of_arguments(job, seed, snapshots, every, keep, ignore, log_every, threads, log_level)
     loop = _joined(own, folder, gradients, shard=shard)
-    _report_what_ends_the_script()
+    _report_uncaught_exceptions()
     _note_exits(loop)
     process = os.getpid()
     atexit.register(lambda: loop.end_if_forgotten() if os.getpid() == process else None)
@@ -185,7 +185,7 @@ def _joined(
     is_job: bool = False,
     **options: Any,
 ) -> TrainingLoop:
-    """Join the process group; the settings of a script's job file take precedence over its *own*."""
+    """Join the process group; settings of the script's job file replace *own*, those of its arguments."""
     if shard is not None and gradients is None:
         raise StateError(
             "join was given shard, and without run.gradients nothing exchanges gradients of a model that workers share",
@@ -222,7 +222,7 @@ def _require_first_call() -> None:
 
 
 def _member(chosen: LoopSettings, place: Path, shard: int | str | Sharding | None, *, is_job: bool) -> Worker:
-    """Join the process group; return this worker, with how it shares the model. An error ends the process if it runs a script."""
+    """Join the process group; return this worker, with its place among those that share the model. In a script, an error ends the process."""
     try:
         worker = life.join(
             chosen.job,
@@ -262,7 +262,7 @@ def _note_exits(loop: TrainingLoop) -> None:
     exits = sys.exit
 
     def note_status(status: object) -> None:
-        if loop.is_finished:  # an earlier exit, as that of argparse, was caught
+        if loop.is_finished:  # an exit in the middle of the loop may be caught, as argparse's is
             loop.exit_status = status
 
     def noted(status: Any = None, /) -> NoReturn:
@@ -273,8 +273,8 @@ def _note_exits(loop: TrainingLoop) -> None:
     sys.exit = builtins.exit = builtins.quit = noted  # type: ignore[assignment]  # those of `site` are objects
 
 
-def _report_what_ends_the_script() -> None:
-    """Report an exception that ends the script like a worker's error, and end the process at once.
+def _report_uncaught_exceptions() -> None:
+    """Have an uncaught exception reported as a worker's error, and the process ended at once.
 
     Call this after `init_process_group`: its hook (torch 2.13, `distributed_c10d._distributed_excepthook`) calls the previous
     hook with a buffer in place of standard error, and writes the buffer out only if the previous hook returns.

@@ -70,7 +70,7 @@ class Run:
         """
         frame = sys._getframe(1)  # noqa: SLF001
         self._loop.note_reader(frame)
-        return self._loop.is_finished or self._loop.is_behind_own_loop(frame)
+        return self._loop.is_finished or self._loop.is_past_own_loop(frame)
 
     @property
     def should_leave(self) -> bool:
@@ -91,8 +91,7 @@ class Run:
 
         Raises:
             StateError: `keep` was called before, no model or no optimizer was given, a snapshot cannot hold an object, or the
-                newest snapshot holds other objects. Or a parameter is sharded in another way than `fully_shard` of
-                torch.distributed.fsdp does it.
+                newest snapshot holds other objects; or a parameter is sharded, but not by `fully_shard` of torch.distributed.fsdp.
             SnapshotError: the store cannot be read.
         """
         self._loop.keep(objects, sys._getframe(1))  # noqa: SLF001
@@ -164,7 +163,7 @@ class Run:
         Raises:
             StateError: `keep` was not called, an epoch made no step, or its batches were left by break.
         """
-        self._loop.kept("epochs")
+        self._loop.require_keep("epochs")
         if type(number) is not int or number < 1:
             raise StateError(f"run.epochs({number!r}): the number of epochs is a whole number from 1")
         return self._loop.epochs(number)
@@ -182,7 +181,7 @@ class Run:
                 loops leave no step of *number*; or, on resuming with a kept loader, the model or an optimizer was changed between
                 `keep` and the loop.
         """
-        self._loop.kept("steps")
+        self._loop.require_keep("steps")
         if type(number) is not int or number < 1:
             raise StateError(f"run.steps({number!r}): the number of steps is a whole number from 1")
         if self._loop.stages.epochs is not None:
@@ -197,7 +196,7 @@ class Run:
         Raises:
             StateError: `keep` was not called.
         """
-        _, state = self._loop.kept("kept")
+        _, state = self._loop.require_keep("kept")
         return kept.values_of(state)
 
     def batches(
@@ -255,12 +254,12 @@ class Run:
         )
 
     def gradients(self, fn: Callable[[Batch], Any], batch: Batch) -> float:
-        """Compute the global batch's gradients in the parameters' `grad`; return its mean loss. Collective: every rank.
+        """Add the global batch's gradients to the parameters' `grad`; return the batch's mean loss. Collective: every rank.
 
-        They are added to gradients of earlier calls that no optimizer has used yet.
+        `grad` keeps gradients of earlier calls until an optimizer has used them.
         With virtual shards the result has the same bits at any number of ranks: *fn* is called with each shard of the batch
         in turn, and the gradients are added up in a fixed order. Otherwise *fn* is called with each micro-batch, and
-        DistributedDataParallel adds up the gradients. Pass a bare model to *fn*: nothing else may exchange gradients. If *fn* raises
+        DistributedDataParallel adds up the gradients. *fn* calls the bare model: nothing else may exchange gradients. If *fn* raises
         StopTraining, or a rank was asked to exit, this process ends as by `finish`, and the step changes nothing.
 
         Args:
@@ -270,8 +269,8 @@ class Run:
 
         Raises:
             NonFiniteLossError: the loss is not finite; raised on every rank.
-            StateError: `join` was given neither *gradients* nor *virtual_shards*, the batch has had its gradients, or an operation
-                has no deterministic form here.
+            StateError: `join` was given neither *gradients* nor *virtual_shards*, the gradients of *batch* were computed before, or
+                an operation has no deterministic form here.
         """
         return self._loop.make_gradients(fn, batch)
 
@@ -295,12 +294,11 @@ class Run:
     def step(self, *, loss: Any = None, samples: int | None = None) -> None:
         """Finish a step: report it, take a snapshot if one is due, and learn whether the ranks are asked to exit. Collective.
 
-        A kept `Evaluation` and hooks that are due run before the snapshot. In a loop over `batches` or `steps` the script's code
-        behind this call belongs to the step: the snapshot is taken once the pass has ended.
-        Every rank calls this at the end of each pass through the loop, after optimizer and scheduler have stepped. Ranks
-        exchange messages every tenth of a second only, so short steps wait neither for the GPU nor for other ranks here.
-        A pass that only accumulated gradients, without an optimizer step, belongs to the next step of the optimizer: no snapshot
-        is taken after such a pass.
+        Every rank calls this at the end of each pass through the loop, after optimizer and scheduler have stepped. A kept
+        `Evaluation` and hooks that are due run before the snapshot. In a loop over `batches` or `steps` the script's code after this
+        call belongs to the step: the snapshot is taken once the pass has ended. Ranks exchange messages every tenth of a second
+        only, so short steps wait neither for the GPU nor for other ranks here. No snapshot is taken after a pass that only
+        accumulated gradients: it belongs to the next step of the optimizer.
 
         Args:
             loss: Mean over this rank's samples, a number or a tensor of one element; reported as the mean over all ranks.
@@ -330,10 +328,10 @@ class Run:
     ) -> dict[str, float]:
         """Return the means of *loss* and *metrics* over *dataset*, each sample once at any number of ranks. Collective.
 
-        The log records them at `position`, like an evaluation of a job file. The model runs in evaluation mode and without
-        gradients. If all ranks were asked to exit, this process ends as by `finish`; between the optimizer's step and `step`,
-        while gradients wait for the optimizer, in an epoch that a restart begins again, and in a pass where more than models, optimizers
-        and schedules is kept, the evaluation is finished first.
+        The log records the means at `position`, like an evaluation of a job file. The model runs in evaluation mode and without
+        gradients. If all ranks were asked to exit, the evaluation is cut short, and this process ends as by `finish`. The evaluation is
+        finished first between the optimizer's step and `step`, while gradients wait for the optimizer, in an epoch that a restart
+        begins again, and in a pass if objects other than models, optimizers and schedules are kept.
 
         Args:
             dataset: Object with `__len__` and `__getitem__` that returns pairs of input and target; the same on every rank.
@@ -355,7 +353,8 @@ class Run:
         """
         if loss is not None and step is not None:
             raise StateError(
-                "run.evaluate was given loss and step", "a metric measures the loss of what step returns"
+                "run.evaluate was given loss and step",
+                "leave loss out: a metric measures it from the outputs of step",
             )
 
         def make(state: State) -> Evaluation:
@@ -388,11 +387,11 @@ class Run:
 
         The run counts as finished if `is_finished` is true. Otherwise it is interrupted (exit code 75 under plain python), and
         the same command continues it. Functions registered with `atexit` are called before the process ends. A script that ends
-        behind its loop without this call has finished, unless it ends by `sys.exit` or `exit` with a code; under plain python and
+        after its loop without this call has finished, unless it ends by `sys.exit` or `exit` with a code; under plain python and
         torchrun the code of `raise SystemExit(1)` cannot be seen.
 
         Raises:
-            BaseException: the script handles an exception since `join`, as in `finally`: that one.
+            BaseException: the exception that the script is handling, as in `finally`, if it was raised after `join`.
             StateError: the loop was left in a pass in which an optimizer had stepped, the loop is not over, or the ranks left it
                 after different steps.
             SnapshotError: the last snapshot could not be written.

@@ -186,7 +186,7 @@ class Stages:
         """Make sure that `Run.batches` can be called like this.
 
         Raises:
-            StateError: an argument cannot be used; named.
+            StateError: an argument cannot be used; the message names it.
         """
         if isinstance(dataset, DataLoader):
             raise StateError(

@@ -1,4 +1,4 @@
-"""The order of work in a training loop that the script writes: as a loop begins, after each step, as a pass or an epoch ends, at the end."""
+"""The order of work in a training loop: as it begins, after each step, as a pass or an epoch ends, and at the end."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ if TYPE_CHECKING:
     from elasticflow.runtime.training.evaluation import Evaluation
 
 
-# A rank that ends without `finish` waits so long for the others, to name what they do.
+# A rank that ends without `finish` waits so long for the other ranks, so that an error can name their calls.
 _GOODBYE_S = 10.0
 
 
 @contextmanager
 def _ends_here_if_asked(worker: Worker) -> Iterator[None]:
-    """End this process if it is asked to exit before it has trained: nothing is lost."""
+    """End this process if it is asked to exit before it has trained."""
     try:
         yield
     except Leaving:
@@ -74,12 +74,11 @@ def _ends_here_if_asked(worker: Worker) -> Iterator[None]:
 
 
 class TrainingLoop:
-    """Does the work of the calls of `Run`, in one order on all ranks. Every rank has one.
+    """Does the work of the calls of `Run`, in the same order on all ranks. Every rank has one; other arguments are as for `join_job`.
 
     Args:
         gradients: Options given to `join`. None: the script exchanges gradients itself.
         script: Checks of the script. None: the loop is that of a train.py that the compiler wrote.
-        compare_replicas: As for `join_job`, and so are *log_every* and *measures*.
 
     Attributes:
         ballot: Tells the other ranks of this rank's steps, and of a request to end.
@@ -114,10 +113,10 @@ class TrainingLoop:
         self.wrapped: set[int] = set()
         self.exit_status: Any = None
         self._is_training = self._is_over = self._counts_on_snapshot = False
-        # The code behind `step` in this pass belongs to the step: what is due is taken before the next pass.
-        self._is_owing = self._is_in_steps = self._are_steps_over = False
+        # The code after `step` in this pass belongs to the step: a snapshot that is due is taken before the next pass.
+        self._owes_snapshot = self._is_in_steps = self._are_steps_over = False
         self._steps_before = 0  # as earlier loops of `steps` counted them
-        self._began_after = 0  # step
+        self._began_after = 0  # the step after which this launch began to train
         # Before the first step of a resumed run: the loop that the script has come to.
         self._own_loop: OwnLoop | None = None
         # Step and loop of the newest pass that a loop's head has begun.
@@ -125,18 +124,18 @@ class TrainingLoop:
         # Tells whether the first pass of a resumed run had its generators seeded.
         self._is_seeded: Callable[[], bool] = lambda: False
         self._handled = sys.exception()  # the whole run may be in an `except` of the script's
-        self._quiet_steps = 0  # after which nothing is due but their line: see `_step_quietly`
+        self._quiet_steps = 0  # how many of the next steps only write their log line: see `_step_quietly`
 
     @property
     def is_finished(self) -> bool:
-        """True if training has ended, and not only this launch; see `Run.is_finished`."""
+        """True if training has ended, not just this launch; see `Run.is_finished`."""
         stopped = self.worker.stopped
         if stopped is not None or self.worker.should_leave:
             return self.schedule.is_end(self.position) or (stopped is not None and stopped.is_end)
         return self.schedule.is_end(self.position) or self._pass.is_left or self._are_steps_over
 
-    def is_behind_own_loop(self, frame: FrameType) -> bool:
-        """Return True if *frame* is behind a loop without `Run.batches`, `Run.epochs` and `Run.steps`, and no rank was asked to exit."""
+    def is_past_own_loop(self, frame: FrameType) -> bool:
+        """Return True if *frame* is past a loop without `Run.batches`, `Run.epochs` and `Run.steps`, and no rank was asked to exit."""
         has_begun = self._is_training or self._begun is not None
         is_own = self.schedule.steps is None and self.stages.epochs is None and not self._is_in_steps
         stays = self.worker.stopped is None and not self.worker.should_leave
@@ -146,7 +145,7 @@ class TrainingLoop:
         """Include *objects* in snapshots, and load the newest one; see `Run.keep`. Collective: every rank.
 
         Args:
-            caller: The function that calls, whose variables are searched for state that is not kept.
+            caller: Frame whose variables are searched for state that is not kept.
         """
         if self._kept is not None:
             raise StateError("run.keep was called a second time", "name everything in one call")
@@ -169,7 +168,7 @@ class TrainingLoop:
         state = State(**parts)
         self._lockstep = Lockstep.of(worker, state.model)
         self._optimizers = state.optimizers
-        if self._script is None:  # whose log names the rates as its one optimizer, or several, have them
+        if self._script is None:  # the log of a train.py has no optimizer's name where there is only one
             self._optimizers = parts["optimizers"] if "optimizers" in parts else parts["optimizer"]
         note_rates, optimizers = worker.progress.note_rates, self._optimizers
         for optimizer in state.optimizers.values():
@@ -208,8 +207,8 @@ class TrainingLoop:
         self._counts_on_snapshot = bool(candidates(self.worker, catalog))
         return self._counts_on_snapshot
 
-    def kept(self, caller: str) -> tuple[Snapshots, State]:
-        """Return the snapshots and what they hold; raises StateError if `Run.keep` was not called before `Run.` *caller*."""
+    def require_keep(self, caller: str) -> tuple[Snapshots, State]:
+        """Return the snapshots and the state that they hold; raise StateError if `Run.keep` was not called before `Run.` *caller*."""
         if self._kept is None:
             raise StateError(
                 f"run.{caller} was called before run.keep",
@@ -219,7 +218,7 @@ class TrainingLoop:
 
     def epochs(self, number: int) -> Iterator[int]:
         """Yield the number of each remaining epoch; see `Run.epochs`."""
-        snapshots, _ = self.kept("epochs")
+        snapshots, _ = self.require_keep("epochs")
         stage = self.stages.begin_epochs(number)
         if stage == stage_of(self.position):
             snapshots.put_back(is_last=self.position.is_epoch_end)
@@ -250,14 +249,14 @@ class TrainingLoop:
         done = self.position.step if self._is_training else self._steps_before
         if number <= done:
             raise StateError(
-                f"run.steps({number}) counts the steps of the whole run, and {done} of them are those of the loops before: none is left",
+                f"run.steps({number}) counts the steps of the whole run, and earlier loops have made {done}: no step is left",
                 f"run.steps({done + number}) makes {number} more",
             )
         self._steps_before = number
 
     def steps(self, number: int) -> Iterator[int]:
         """Yield the number of each remaining step; see `Run.steps`."""
-        snapshots, state = self.kept("steps")
+        snapshots, state = self.require_keep("steps")
         if not self._is_training:
             reads_on = kept.has_loader(state)
             snapshots.put_back(is_last=self.position.step < number, reads_on=reads_on)
@@ -324,14 +323,14 @@ class TrainingLoop:
         """Return this rank's part of each global batch that is left; see `Run.batches`. Collective: every rank.
 
         Args:
-            given: Arguments that count for the trajectory: size, epochs, steps, tail and shards.
-            caller: Is at the line of the script that calls.
+            given: Arguments that the trajectory depends on: size, epochs, steps, tail and shards.
+            caller: Frame of the script, at the line of the call.
         """
         of_loader = {"num_workers": options["num_workers"], "micro_batch_size": micro_batch_size}
         self.stages.require_arguments(dataset, {**given, **of_loader})
         in_epochs = self.stages.epochs
         if in_epochs is not None:
-            # The draws of the code before an epoch's batches are not the model's.
+            # The code before an epoch's batches may have drawn: the model's draws do not depend on that.
             self.worker.generators.after_data()
         arguments = given if in_epochs is None else {**given, "epochs": in_epochs.number}
         if self._is_training and self.worker.should_leave:
@@ -356,8 +355,8 @@ class TrainingLoop:
         return Batches(partial(self._loop, source, settings))
 
     def _enter(self, source: Source, settings: Mapping[str, Any]) -> bool:
-        """Move to the stage of *source*; return False if the run is past that stage already. Collective: every rank."""
-        snapshots, _ = self.kept("batches")
+        """Move to the stage of *source*; return False if the run is past that stage. Collective: every rank."""
+        snapshots, _ = self.require_keep("batches")
         now = stage_of(self.position)
         if source.stage < now:
             snapshots.require_past_data(source.stage, source.opened)
@@ -430,11 +429,11 @@ class TrainingLoop:
                 )
 
     def _begin(self) -> None:
-        worker, snapshots, state = self.worker, *self.kept("step")
+        worker, snapshots, state = self.worker, *self.require_keep("step")
         worker.start_training(
             self.position, self.schedule, state.model, restored=snapshots.restored,
             log_every=self._log_every, measures=self._measures,
-            keeps_modes=self._script is not None,  # which may have frozen a BatchNorm by its mode
+            keeps_modes=self._script is not None,  # a script may have frozen a BatchNorm by its mode
         )  # fmt: skip
         if self.hooks is not None:
             self.hooks.start(self.position)
@@ -443,7 +442,7 @@ class TrainingLoop:
         self._is_training, self._began_after = True, self.position.step
 
     def _loop(self, source: Source, settings: Mapping[str, Any]) -> Iterator[Batch]:
-        self.kept("batches")
+        self.require_keep("batches")
         if not self._is_training:
             with _ends_here_if_asked(self.worker):
                 if not self._enter(source, settings):
@@ -501,20 +500,22 @@ class TrainingLoop:
         if self._quiet_steps and self._step_quietly(loss, samples):
             return
         self._quiet_steps = 0
-        worker, snapshots, state = self.worker, *self.kept("step")
+        worker, snapshots, state = self.worker, *self.require_keep("step")
         if self.schedule.steps is None and self._is_training and worker.should_leave:
-            self._end()  # the script continued: this pass is left out
+            self._end()  # the script made a pass after the exit was agreed: it does not count
         require_loss(loss, samples)
         batch = self._pass.close()
         self._require_one_call(batch, samples)
-        # The code behind this call runs once: a restart does not repeat it.
-        worker.vote.may_cut_short &= not self._is_late(is_own=batch is None)
+        # A restart does not repeat the code after this call.
+        worker.vote.may_cut_short &= not self._defers_snapshot(is_own=batch is None)
         state.reshard()
         self._pass.require_kept()
         if batch is None:
             self._enter_own_data(snapshots, state)
         is_pending = self._pass.is_pending()
-        if self.gradients is not None and batch is not None:  # by which all have told each other everything
+        if (
+            self.gradients is not None and batch is not None
+        ):  # the ranks' reports travelled with the gradients
             self._finish_step(batch.end, math.nan if loss is None else float(loss))
         else:
             self._tell_step(loss, batch, int(samples or 0), is_pending=is_pending)
@@ -573,15 +574,15 @@ class TrainingLoop:
         on some ranks only.
         """
         is_busy = self.gradients is not None or self.hooks is not None or state.evaluation is not None
-        if is_busy or self._is_owing or self.worker.should_leave:
+        if is_busy or self._owes_snapshot or self.worker.should_leave:
             return 0
         left = self.schedule.remaining(self.position)
         most = min(self.ballot.room_after(self.position), 0 if left is None else left - 1)
         return snapshots.idle_steps(self.position, most, self.schedule.global_batch_size)
 
     def _tell_step(self, loss: Any, batch: Batch | None, samples: int, *, is_pending: bool) -> None:
-        """Report a step to the other ranks, if a meeting is due; the exchange of its gradients has not done so."""
-        worker, snapshots, _ = self.worker, *self.kept("step")
+        """Report a step whose gradients carried no report; the other ranks learn of it if a meeting is due."""
+        worker, snapshots, _ = self.worker, *self.require_keep("step")
         mean, scalars = self.ballot.add(loss, samples if batch is None else batch.samples)
         worker.progress.note_step(0, scalars)
         if batch is None:
@@ -608,18 +609,18 @@ class TrainingLoop:
         is_own = self.schedule.steps is None
         is_epoch_end = epochs is not None and not is_own and self.position.is_epoch_end
         waits = is_epoch_end or self._begins_epoch_again(state)
-        is_late = not waits and self._is_late(is_own=is_own)
-        is_wanted = snapshots.after_step(self.position, takes=not (waits or is_late))
+        is_deferred = not waits and self._defers_snapshot(is_own=is_own)
+        is_wanted = snapshots.after_step(self.position, takes=not (waits or is_deferred))
         if is_epoch_end:
             # The code after the epoch's batches runs first, evaluations included.
             worker.vote.may_cut_short, self.stages.is_after_batches = False, True
             return
-        self._is_owing = is_late and (is_wanted or worker.should_leave)
+        self._owes_snapshot = is_deferred and (is_wanted or worker.should_leave)
         if not worker.should_leave:
             return
         if worker.stopped is not None and worker.stopped.is_end:
-            worker.vote.leave_wanted = False  # what follows the loop is not cut short
-        if not waits and not is_late:
+            worker.vote.leave_wanted = False  # code after the loop is not cut short
+        if not waits and not is_deferred:
             snapshots.finish(self.position)
         if is_own and epochs is not None and not self.is_finished:
             self._end(takes_snapshot=False)
@@ -630,29 +631,29 @@ class TrainingLoop:
         return is_own and not kept.has_loader(state)
 
     def _may_be_ahead(self, state: State) -> bool:
-        """Return True if what the script keeps beside models may be ahead of the last step: a loader's place, a count of this pass."""
+        """Return True if kept objects other than models, as a loader or a counter, may be ahead of the last step."""
         is_own = self.schedule.steps is None
         may_be_in_pass = is_own or self._pass.batch is not None
         return (is_own and self.stages.epochs is not None) or (may_be_in_pass and kept.holds_more(state))
 
-    def _is_late(self, *, is_own: bool) -> bool:
-        """Return True if the code behind `step` belongs to the step, since this object notices the end of the pass."""
+    def _defers_snapshot(self, *, is_own: bool) -> bool:
+        """Return True if a snapshot is taken as the pass ends, with the effects of the code after `step`."""
         return self._script is not None and (not is_own or self._is_in_steps)
 
     def _take_owed(self) -> None:
         """Take the snapshot that was due after the last step, now that the pass is over. Collective: every rank.
 
-        The pass may have called `stop`, which counts at once or at a later step: a snapshot has to know it.
+        If the pass has called `stop`, the snapshot records that.
         """
         self._pass.require_still(self.position.step)
         self.worker.vote.may_cut_short = not self.stages.is_after_batches
         if self.ballot.is_end_due:
             self.ballot.agree_on_end(self.position.step)
-        if not self._is_owing:
+        if not self._owes_snapshot:
             return
         self._meet(Call.PASS)
-        snapshots, _ = self.kept("step")
-        self._is_owing = False
+        snapshots, _ = self.require_keep("step")
+        self._owes_snapshot = False
         snapshots.note_end_wanted(self.ballot.end_wanted())
         if self.worker.should_leave:
             snapshots.finish(self.position)
@@ -666,7 +667,7 @@ class TrainingLoop:
         worker.vote.may_cut_short, stages.is_after_batches = True, False
         if self.schedule.steps is None and stages.has_stepped(self.position):
             self.position = after_own_epoch(self.position)
-            if not kept.has_loader(self.kept("epochs")[1]):
+            if not kept.has_loader(self.require_keep("epochs")[1]):
                 self._own_data.warn_of_workers()
         if not worker.should_leave:
             stages.require_whole_epoch(self.position)
@@ -681,14 +682,14 @@ class TrainingLoop:
             self._end()
 
     def evaluate(self, name: str, make: Callable[[State], Evaluation]) -> dict[str, float]:
-        """Return what the evaluation that *make* returns has measured; see `Run.evaluate`. Collective: every rank."""
-        worker, _, state = self.worker, *self.kept("evaluate")
+        """Return the metrics of the evaluation that *make* returns; see `Run.evaluate`. Collective: every rank."""
+        worker, _, state = self.worker, *self.require_keep("evaluate")
         self._quiet_steps = 0
         self._meet(Call.EVALUATE)
         self.ballot.meet()
         evaluation = make(state)
         may_cut_short = worker.vote.may_cut_short
-        # Where it is cut short, a snapshot is taken.
+        # If the evaluation is cut short, a snapshot is taken.
         worker.vote.may_cut_short &= self._pass.is_between_steps and not self._may_be_ahead(state)
         measured = run_sets(worker, {name: evaluation}, self.position, ranked=None, stop_when=None)
         worker.vote.may_cut_short = may_cut_short
@@ -701,18 +702,18 @@ class TrainingLoop:
 
     def finish(self) -> NoReturn:
         """Take the last snapshot and end this process; see `Run.finish`. Collective: every rank."""
-        self.kept("finish")
+        self.require_keep("finish")
         if self._script is not None:
             error = sys.exception()
             if error is not None and error is not self._handled and not isinstance(error, StopIteration):
-                raise error  # as in `finally: run.finish()`, which would end the process without a word of it
+                raise error  # as in `finally: run.finish()`, which would end the process without reporting it
             self._close_loop()
         elif not self.worker.should_leave:
             self.schedule.has_ended = True
         self._end()
 
     def end_if_forgotten(self) -> None:
-        """Finish a run whose script has ended well and without `finish`, if its loop was over; otherwise report where the run stands."""
+        """Finish a run whose script ended without `finish`, if its loop was over; otherwise report where the run stands."""
         if self._is_over or not self._is_training:
             return
         try:
@@ -721,7 +722,7 @@ class TrainingLoop:
                 self._meet(Call.LEAVE, _GOODBYE_S)
             is_over = self._are_steps_over or self.schedule.is_end(self.position)
             if self._pass.is_closed and (self.worker.should_leave or is_over) and not self.exit_status:
-                self._close_loop()  # as ranks that called `finish` do
+                self._close_loop()  # other ranks may have called `finish`
                 self._end()
         except Exception as error:  # noqa: BLE001  # Python would print it at this process's exit, and end by code 0
             life.end_by(error)
@@ -751,7 +752,7 @@ class TrainingLoop:
         else:
             self.schedule.has_ended = True
             if self._is_training:
-                snapshots, _ = self.kept("finish")
+                snapshots, _ = self.require_keep("finish")
                 worker.moments.leave.append(partial(snapshots.record_end, OWN_LOOP_OVER))
 
     def _meet(self, call: Call, limit_s: float | None = None) -> None:
@@ -760,7 +761,7 @@ class TrainingLoop:
 
     def _end(self, *, takes_snapshot: bool = True) -> NoReturn:
         self._is_over = True
-        worker, snapshots, state = self.worker, *self.kept("finish")
+        worker, snapshots, state = self.worker, *self.require_keep("finish")
         self.ballot.meet()
         if takes_snapshot:
             snapshots.finish(self.position)
@@ -768,7 +769,7 @@ class TrainingLoop:
         place = self._policy.uri or os.path.relpath(worker.run_folder.path)
         done = f"after step {self.position.step}{why}, snapshots in {place}"
         text = f"finished {done}" if self.is_finished else f"leaves {done}: the same command resumes the run"
-        worker.moments.leave.append(lambda: self._tell(text))  # behind the last snapshot's commit
+        worker.moments.leave.append(lambda: self._tell(text))  # after the last snapshot's commit
         if self._script is not None:
             worker.moments.leave.append(atexit._run_exitfuncs)  # noqa: SLF001  # wandb and others end there
         life.leave(worker, self.position, self.schedule, state.evaluation)
@@ -781,5 +782,5 @@ class TrainingLoop:
         """Return the gradients that ranks do not exchange, as a phrase; None: this run, or a wrapper of the script's, exchanges all."""
         if self.gradients is not None:
             return None
-        _, state = self.kept("step")
+        _, state = self.require_keep("step")
         return not_exchanged(state, self.wrapped, is_first=self.position.step <= self._began_after + 1)

@@ -143,11 +143,11 @@ class Worker:
         """True if this rank was asked to exit and has trained nothing that must be saved."""
         return self.vote.leave_wanted and self.vote.may_leave_untrained
 
-    def leave_untrained(self) -> None:
-        """End every rank if `leaves_untrained` is true on any rank. Collective: every rank.
+    def leave_if_asked(self) -> None:
+        """Check that no rank was asked to exit and has trained nothing that must be saved. Collective: every rank.
 
         Raises:
-            Leaving: a rank was asked to exit; `worker.program` then ends the process.
+            Leaving: on every rank, if one was asked; `worker.program` then ends the process.
         """
         if not self.all_true(not self.leaves_untrained):
             raise stopping.Leaving
@@ -228,7 +228,7 @@ class Worker:
             keeps_modes: The modules keep the modes that the script gave them.
         """
         self.listen()  # again: the model's or the dataset's code may have replaced the signal handlers
-        self.leave_untrained()
+        self.leave_if_asked()
         left = schedule.remaining(position)  # None: the data's length is unknown
         if position.step != 0:
             self.moments.beginning.clear()  # also drops the objects opened for these callbacks

@@ -77,7 +77,7 @@ def require_whole_scalars(result: Mapping[Any, Any]) -> None:
     """Make sure that no number beside a step's loss is a DTensor.
 
     Raises:
-        StepResultError: a number was made of a sharded parameter; named.
+        StepResultError: a number was made of a sharded parameter; the message names it.
     """
     for name, value in result.items():
         if is_sharded(value) and not value.dim():

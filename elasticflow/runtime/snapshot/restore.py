@@ -77,7 +77,7 @@ def newest_good(me: Worker, catalog: Catalog, loader: NodeLoader) -> SnapshotCon
         by_rank = _gather_unless_outage(me, problem)
         problems = [text for text in by_rank if text]
         if _LEAVING in problems:
-            me.leave_untrained()
+            me.leave_if_asked()
         if not problems:
             # Since this snapshot can be read, the unreadable snapshots are damaged.
             _set_all_aside(me, catalog, unread)

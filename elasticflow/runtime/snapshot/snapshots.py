@@ -1,4 +1,4 @@
-"""Snapshots of a training job: when they are taken, how this rank stages its part, and resuming from one."""
+"""Snapshots of a training job: takes them when they are due, stages this rank's part, and resumes from one."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _OVERTAKEN = "{} was written while it was copied, and not by its optimizer's ste
 
 
 class MakesSteps(Protocol):
-    """The maker of steps, as far as snapshots need it."""
+    """The object that computes steps, as far as snapshots need it."""
 
     @property
     def is_exact(self) -> bool:
@@ -79,8 +79,8 @@ class Snapshots:
 
     Args:
         dataset: The training data, as `open_dataset` or `open_shards` returned it; None: `use_data` sets it later.
-        compare_every: Interval at which the ranks' replicas are compared, beside the first step and each snapshot; see
-            `ReplicaCheck`.
+        compare_every: Interval at which the ranks' replicas are compared; they are also compared after the first step and for each
+            snapshot.
 
     Attributes:
         restored: The snapshot that `restore` resumed from; None: the beginning.
@@ -104,26 +104,26 @@ class Snapshots:
         self._unchecked: tuple[StateRecord, Manifest] | None = None
         self._catalog = Catalog.of_run(policy, worker.run_folder, worker.run_id)
         self._client = writer_connection.connect(worker, policy, self._catalog.prefix, state)
-        # Called while this rank waits for a slow store.
+        # While this rank waits for a slow store.
         self._client.waiting = worker.heartbeat.beat
         self._reports = WriterReports(worker, self._client, self._catalog)
         self._metadata = SnapshotMetadata(worker, state, schedule, self._fingerprints())
         self._planner = ShardPlanner(worker.rank, worker.world_size)
         self._copier = copier_for(worker.device, state.optimizers.values())
         self._client.dropping = lambda slot: self._copier.release(memoryview(slot.memory))
-        # The copy of a snapshot was overtaken: another snapshot is due in its place.
+        # A tensor was written while a snapshot was copied: another snapshot is due in its place.
         self._owes_snapshot = False
         self._capture_check = CaptureCheck(worker)
         self.unsaved = Unsaved(worker, state, policy.ignore)
         self._memory_tier = None
-        # At an interval the memory tier covers one node. Without our agent the writer ends with its worker, and nothing is gained.
+        # At an interval the memory tier covers one node. Without our agent, the writer ends with its worker, and the tier is of no use.
         is_single_node = worker.local_world_size == worker.world_size
         holds = worker.identity.writer is not None if policy.memory == AUTO else is_single_node
         if policy.memory is not None and holds:
             self._memory_tier = MemoryTier(
                 worker, self._client, state, self._metadata, self._copier, policy.memory
             )
-        # A tier that holds by itself holds only what was compared.
+        # A state in an "auto" tier counts only once it was compared, so it never has to be forgotten.
         tier = self._memory_tier
         forget = None if tier is None or tier.is_auto else tier.forget
         self._replica_check = ReplicaCheck(
@@ -131,7 +131,7 @@ class Snapshots:
         )
         self._due, self._is_due = Due(policy.every), False
         self._keeps_best = policy.keep.best is not None
-        # The state to be written is held in the memory tier, and the writer may not have begun to write it.
+        # The next snapshot's state is in the memory tier, and the writer may not have begun to write it.
         self._awaits_writer = False
         self._last: HasPosition = schedule.start
         self._last_time = time.monotonic()
@@ -146,12 +146,12 @@ class Snapshots:
         self._is_prepared = False
         if worker.device.type != "cpu" or (worker.rank == 0 and self._due.seconds is not None):
             worker.vote.when("snapshot", self._asks_for_snapshot)
-        worker.moments.leave.append(self._finish)
+        worker.moments.leave.append(self._await_last)
         fault_injection.expose(partial(flip, state.model))
         self._tell_of_stateful_data()
 
     def use_data(self, dataset: OpenedDataset) -> None:
-        """Continue with *dataset*, by the current schedule: for a loop that opens its data after `restore`. Every rank.
+        """Continue with *dataset* and the current schedule, in a loop that opens its data after `restore`. Every rank.
 
         Raises:
             DatasetError: the restored snapshot was taken on other data.
@@ -169,11 +169,11 @@ class Snapshots:
         self._metadata.loop = {**(self._metadata.loop or {}), **settings}
 
     def note_end_wanted(self, reason: str | None) -> None:
-        """Have the next snapshots say that the script has called `Run.stop`, which has not ended training yet. Every rank."""
+        """Have the next snapshots record *reason*, given to a `Run.stop` that has not ended training yet; None: no call. Every rank."""
         self._metadata.end_wanted = reason
 
     def begin_stage(self, number: int) -> None:
-        """Have snapshots name the data read until now as the data of stage *number*, which has ended. Every rank."""
+        """Have snapshots record the data read until now as that of stage *number*, which has ended. Every rank."""
         fingerprint, unchecked = self._dataset.fingerprint, self._unchecked
         if unchecked is not None:
             # The stage had ended when the restored snapshot was taken, and a loop over epochs does not open its data again.
@@ -203,7 +203,7 @@ class Snapshots:
         """
         worker, began = self._worker, time.monotonic()
         worker.phase("restore")
-        worker.leave_untrained()
+        worker.leave_if_asked()
         loader = NodeLoader(self._client, self._beat_or_leave)
         held = self._recalled()
         if held is None:
@@ -220,7 +220,7 @@ class Snapshots:
             self._last = held.held.committed or (self._schedule.start if held.parent is None else position)
         if self._memory_tier is not None:
             self._memory_tier.begin(position)
-        # A state that an earlier generation held may be newer than those on the store.
+        # A state that an earlier generation held may be newer than every snapshot.
         worker.vote.may_leave_untrained &= held is None
         self._replica_check.begin(position)
         self.unsaved.begin()
@@ -233,14 +233,14 @@ class Snapshots:
         """Restore the state again if it was changed since `remember_restored`. Collective: every rank.
 
         Called where training continues: a script's actions between `Run.keep` and its loop belong to the run's beginning,
-        and the snapshot already contains their result. After a call with *is_last*, later calls do nothing.
+        and the snapshot contains their result. After a call with *is_last*, later calls do nothing.
 
         Args:
-            reads_on: A kept loader may be read already, so that its state cannot be loaded again; what else is included stays, too.
+            reads_on: Nothing is loaded again: the script may have begun to read a kept loader, whose state cannot be loaded again.
 
         Raises:
             SnapshotError: the snapshot cannot be read again.
-            StateError: with *reads_on*, a rank has changed the model, or what moves it.
+            StateError: with *reads_on*, a rank has changed the model, an optimizer or a schedule.
         """
         before = self._as_restored
         if before is None or self.restored is None or not before.is_remembered:
@@ -280,14 +280,14 @@ class Snapshots:
             self._worker.event(events.STATE_PUT_BACK, names=names[:_MOST_NAMES], snapshot=restored)
 
     def record_end(self, reason: str) -> None:
-        """Record beside the snapshots that the script's own loop ends after this step. Rank 0 writes."""
+        """Record beside the snapshots that the script's own loop ends after this step; rank 0 writes."""
         if self._worker.rank == 0:
             self._catalog.write_stop({"step": self._worker.progress.number, "reason": reason, "by_rank": 0})
 
     def remember_restored(self) -> None:
         """Freeze parameters as in the snapshot, and remember the restored state. Every rank.
 
-        What the script changes of it is put back, or refused, where training continues.
+        Where training continues, changes that the script has made to that state are undone, or refused.
         """
         if self.restored is not None:
             self._as_restored = RestoredState(self._state, self.restored.name, self._frozen, self._resting)
@@ -296,7 +296,7 @@ class Snapshots:
                 self._tell_of_put_back(names)
 
     def begin_pass(self, is_running: Callable[[], bool]) -> None:
-        """Training continues by a pass of a loop that nothing is put back for; see `RestoredState.begin_pass`."""
+        """Note that training continues with a pass of a loop before which nothing is put back; see `RestoredState.begin_pass`."""
         if self._as_restored is not None:
             self._as_restored.begin_pass(is_running)
 
@@ -316,9 +316,9 @@ class Snapshots:
 
         With `keep.best` a snapshot is also due if the evaluation after this step measured a better value than ever before.
         This rank's shard is copied into the writer's memory; no rank waits for another. A rank waits only while two
-        earlier snapshots are still being written; with the memory tier never. The writer receives a snapshot for the
+        earlier snapshots are still being written, and never with the memory tier. The writer receives a snapshot for the
         store only once all replicas are known to be equal, by the end of the next step, so that every snapshot is good
-        to resume from. Without *takes* no snapshot is taken now: the caller calls `take_if_due` later, if the result is true.
+        to resume from. Without *takes* no snapshot is taken now: if the result is true, the caller calls `take_if_due` later.
 
         Raises:
             ReplicasDifferError: the replicas were compared, and a rank diverged.
@@ -359,7 +359,7 @@ class Snapshots:
         """Return the number of next steps, up to *most*, after which `after_step` only logs finished snapshots.
 
         Args:
-            most: Largest number to return; no step within it ends an epoch.
+            most: No step within this number ends an epoch.
         """
         is_busy = self._replica_check.is_pending or self._capture_check.is_pending or self._copier.is_copying
         if is_busy or self._owes_snapshot or not self._is_prepared or self.unsaved.looks_after_steps:
@@ -396,12 +396,12 @@ class Snapshots:
 
     def _take(self, position: Position, *, final: bool = False) -> None:
         worker = self._worker
-        # The state may be held already, and still be compared.
+        # The comparison of a held state may not have ended.
         self._replica_check.finish()
         # A step has one snapshot at most.
         if position.step == self._last.step:
             if final and self._memory_tier is not None:
-                # No later step asks for another snapshot in its place; without a memory tier the writer tells of it.
+                # No later step can replace an overtaken copy; without a memory tier the writer reports it.
                 self._require_held(self._memory_tier, position)
             return
         is_durable = final or self._is_due
@@ -416,11 +416,11 @@ class Snapshots:
         # The writer may write a held snapshot at any moment, unless only compared states are held.
         if final or (tier is not None and not tier.is_auto and self._is_due):
             self._replica_check.require_same(position)
-        # A generation that resumes from this step does not log these lines again.
+        # A generation that resumes from this step does not log the lines before it again.
         worker.progress.flush()
         trigger = self._trigger(position, final=final)
         waits = self._must_wait(position, final=final)
-        # Else it waits for no store.
+        # A tier that holds at an interval waits for no store.
         with self._snapshot_phase() if is_durable and (tier is None or tier.is_auto) else nullcontext():
             if tier is None:
                 captured = self._hand_over(position, trigger, waits=waits)
@@ -437,7 +437,7 @@ class Snapshots:
             self._reports.log_staged(name=self._staged, step=position.step, trigger=trigger)
 
     def _must_wait(self, position: Position, *, final: bool) -> bool:
-        """Return whether the copy must not be overtaken: if this state is lost, no later one can take its place."""
+        """Return whether training must wait for the copy: if it were overtaken, no later state could replace this one."""
         is_last = final or self._worker.should_leave or self._schedule.is_end(position)
         # A script that reads its own data may end its loop after any step, and then write to the model.
         may_be_last = self._is_due and self._schedule.remaining(position) is None
@@ -465,7 +465,7 @@ class Snapshots:
         return None
 
     def _hold(self, tier: MemoryTier, position: Position, trigger: str | None, *, waits: bool) -> None:
-        """Have *tier* hold the state after *position*; with a *trigger* have the writer store it, once it counts."""
+        """Have *tier* hold the state after *position*; with a *trigger*, have the writer store it once it counts."""
 
         def then() -> None:
             if trigger is not None:
@@ -474,7 +474,7 @@ class Snapshots:
 
         if tier.holds(position):
             if waits:
-                # Code that ran since then may have overtaken the copy.
+                # Code that ran since the copy began may have overtaken it.
                 self._require_held(tier, position)
             then()
             return
@@ -507,7 +507,7 @@ class Snapshots:
             self._client.request_persist(step, trigger)
 
     def _await_writer(self) -> None:
-        """Wait until the writer has begun to write the last snapshot, if a newer state in the memory tier may replace its state."""
+        """Wait until the writer has begun to write the last snapshot, if holding a newer state could replace that snapshot's state."""
         if self._awaits_writer:
             self._copier.finish()
             self._client.await_begun()
@@ -566,7 +566,7 @@ class Snapshots:
         restore.complete_evaluation(record.tree, manifest)
         devices.require_type_of_snapshot(worker.device, worker.wanted_device, manifest.versions)
         environment.log_changes(worker, manifest.versions, is_exact=self._step.is_exact)
-        # Logged before the snapshot is used, which may cause a failure from here on.
+        # Logged first: from here on the snapshot may cause a failure.
         if worker.rank == 0:
             worker.event(events.SNAPSHOT_CHOSEN, name=manifest.name)
         self._changes = changes = restore.option_changes(worker, self._state, record, manifest.world_size)
@@ -590,7 +590,7 @@ class Snapshots:
         require_same(self._fingerprints(), manifest.fingerprints, *samples)
 
     def _tell_of_stateful_data(self) -> None:
-        # Snapshots leave out a stateful dataset, and an event tells: positions replace its state, which may hold more.
+        # Snapshots hold the position in place of a dataset's own state, which may be more than a position.
         if self._worker.rank == 0 and self._state.misses(content := self._dataset.content):
             kind = f"{type(content).__module__}.{type(content).__qualname__}"
             self._worker.event(events.STATE_LEFT_OUT, name="dataset", type=kind)
@@ -619,7 +619,7 @@ class Snapshots:
         is_best = trigger == "time" and not self._worker.vote.snapshot and self._is_new_best(position)
         return "best" if is_best else trigger
 
-    def _finish(self) -> None:
+    def _await_last(self) -> None:
         self._replica_check.finish()
         self._copier.finish()
         self._capture_check.finish(self._state.capture)
@@ -631,7 +631,7 @@ class Snapshots:
                 raise SnapshotError(_LAST_FAILED.format(outcome.reason))
         worker = self._worker
         if worker.rank == 0 and worker.stopped is not None and worker.stopped.is_end:
-            # Beside the snapshots, for launches on other machines.
+            # Beside the snapshots, where launches on other machines find it.
             self._catalog.write_stop({"step": worker.progress.number, **worker.stopped._asdict()})
 
     def _beat_or_leave(self) -> None:

@@ -111,7 +111,7 @@ class StatefulPart:
         """Return the object's state now as JSON and tensors; the same two objects as before as long as nothing changed.
 
         Raises:
-            StateError: the state holds something that neither JSON nor safetensors can express; named.
+            StateError: the state holds something that neither JSON nor safetensors can express; the message names it.
         """
         state = self._state()
         fingerprint = _fingerprint_of(state)

@@ -160,7 +160,7 @@ class State:
         """Return the state now; nothing is copied, so read it before the next step.
 
         Raises:
-            StateError: a part holds something that neither JSON nor safetensors can express; named.
+            StateError: a part holds something that neither JSON nor safetensors can express; the message names it.
         """
         fault_injection.reach("snapshot.before_capture")
         self.reshard()
@@ -247,8 +247,8 @@ class State:
             made: Options of the captured optimizers when they were made (`JobOptions.to_json`).
 
         Raises:
-            StateError: the snapshot is of another model, optimizer, schedule or set of parts; named. Nothing was
-                changed then, but for an object of the job's own that raised while it loaded.
+            StateError: the snapshot is of another model, optimizer, schedule or set of parts; the message names it. Nothing
+                was changed then, except an object of the job's own that raised while it loaded.
         """
         fault_injection.reach("restore.before_apply")
         self.reshard()

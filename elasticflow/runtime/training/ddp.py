@@ -38,7 +38,7 @@ def wrap(model: nn.Module, device: torch.device, **options: Any) -> DistributedD
         options = {"device_ids": [device.index], **options}
     replicas = DistributedDataParallel(model, **options)
     # Neither the forward of the model nor its hooks may run without inputs.
-    replicas.module = _WithBallot(model, lambda: (_nothing(model),))
+    replicas.module = _WithBallot(model, lambda: (_zero_loss(model),))
     _settle_buckets(replicas, options)
     replicas.module = model
     for parameter in model.parameters():
@@ -61,9 +61,10 @@ def require_options(options: Iterable[str]) -> None:
 
 
 def _settle_buckets(replicas: DistributedDataParallel, options: Mapping[str, Any], *given: Any) -> None:
-    """Make two backwards that do nothing, each behind a forward of *given*; none where torch goes by the graph of the first step.
+    """Make two backwards that do nothing, each after a forward of *given*, unless an option keeps torch from ordering its buckets anew.
 
-    With find_unused_parameters torch keeps the order of its buckets, and would warn that these backwards leave nothing out.
+    With static_graph the first real step decides; with find_unused_parameters the order stays, and torch would warn that these
+    backwards use all parameters.
     """
     for _ in range(0 if options.get("static_graph") or options.get("find_unused_parameters") else 2):
         torch.autograd.backward(replicas(*given))
@@ -98,12 +99,12 @@ class DDPStep(ReplicatedStep):
         # Written without torch's bookkeeping: read in the same step only. What a float cannot hold becomes inf.
         memory: Any = self._values.numpy()
         self._array: Any = (c_float * ROW_SIZE).from_buffer(memory)
-        replica = _WithBallot(model, self._ends).to(worker.device)
+        replica = _WithBallot(model, self._roots).to(worker.device)
         self._ballot, self._replica, self._of_ddp = replica.ballot, replica, of_ddp
         self._ddp: DistributedDataParallel | None = None
-        self._exchange_others([])
+        self._reset_exchange([])
 
-    def _exchange_others(self, before: list[nn.Parameter]) -> None:
+    def _reset_exchange(self, before: list[nn.Parameter]) -> None:
         del before
         if self._worker.world_size == 1:
             return
@@ -133,22 +134,22 @@ class DDPStep(ReplicatedStep):
         assert self._ballot.grad is not None
         loss, count, *others = self._read(self._ballot.grad)
         ranks = self._worker.world_size  # over which DistributedDataParallel averages
-        return StepRow.from_sums([loss * ranks, _whole(count * ranks) if count else 0.0, *others])
+        return StepRow.from_sums([loss * ranks, _rounded_count(count * ranks) if count else 0.0, *others])
 
     def _backward(
         self, data: Any, count: int, total: int, requests: Callable[[], Sequence[float]] | None
     ) -> None:
-        ends = (self._replica if self._ddp is None else self._ddp)(data, count, total, requests)
+        roots = (self._replica if self._ddp is None else self._ddp)(data, count, total, requests)
         with mark("backward"):
-            torch.autograd.backward(ends)
+            torch.autograd.backward(roots)
 
-    def _ends(
+    def _roots(
         self, data: Any, num_samples: int, total: int, requests: Callable[[], Sequence[float]] | None
     ) -> tuple[Tensor, ...]:
         """Return the tensors to differentiate: the loss and, with *requests*, the product that casts the ballot."""
         loss = self._weighted_loss(data, num_samples, total) if num_samples else None
         if loss is None:
-            loss = _nothing(self._model)
+            loss = _zero_loss(self._model)
         if self._scaler is not None:
             loss = self._scaler.scale(loss)
         if requests is None:
@@ -189,7 +190,7 @@ class _WithBallot(nn.Module):
         return self._call(*given)
 
 
-def _whole(count: float) -> float:
+def _rounded_count(count: float) -> float:
     """Return a count that travelled as a mean over the ranks, in single precision; sums of weights stay fractions."""
     if not math.isfinite(count):
         return count
@@ -205,7 +206,7 @@ def _require_cuda(worker: Worker) -> None:
         )
 
 
-def _nothing(model: nn.Module) -> Tensor:
+def _zero_loss(model: nn.Module) -> Tensor:
     # DistributedDataParallel expects sparse gradients of these layers, and refuses dense ones.
     sparse = {
         id(layer.weight)

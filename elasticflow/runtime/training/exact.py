@@ -87,7 +87,7 @@ class ExactStep(ReplicatedStep):
         )
         self._early = self._early_of(layout)
 
-    def _exchange_others(self, before: list[nn.Parameter]) -> None:
+    def _reset_exchange(self, before: list[nn.Parameter]) -> None:
         self._early.close()
         for parameter in before:
             parameter.grad = None  # of a parameter that is frozen now no gradient is left
@@ -249,7 +249,7 @@ def require_unchanged(
     """Make sure that parameters have the sums *before*.
 
     Raises:
-        StateError: a *part* of a step has changed one; named.
+        StateError: a *part* of a step has changed one; the message names it.
     """
     for name, total in parameter_sums(named).items():
         if total != before[name]:

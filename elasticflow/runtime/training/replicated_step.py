@@ -1,4 +1,4 @@
-"""A training step with one replica of the model per rank, as far as DDP and virtual shards have it in common."""
+"""Base class of the training steps: `DDPStep`, `ExactStep` and `ShardedStep`."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ WHOLE_REPLICA = (
 
 
 class ReplicatedStep(ABC):
-    """A model with one replica per rank.
+    """Computes the gradients of the global batch on replicas of the model; a replica is one rank's, or shared by several ranks.
 
     Args:
         model: On its device; every rank has rank 0's weights afterwards.
-        training_step: Called with the bare model and a part of the batch; returns what `parse_loss` takes.
+        training_step: Called with the bare model and a part of the batch; its result is an argument of `parse_loss`.
         parts: Number of parts, over all ranks, in whose order scalars are added up.
         on_nonfinite: "stop" at a loss that is not finite, or "skip" the step.
 
@@ -62,9 +62,9 @@ class ReplicatedStep(ABC):
     """
 
     is_exact: bool
-    # The forwards of all ranks wait for each other: none may be left out.
+    # The forwards of all ranks wait for each other: no rank may leave one out.
     _is_synced = False
-    # The ranks of a replica may share the model.
+    # Several ranks may share a replica.
     _takes_sharded = False
     # Each part of a step begins with the same buffers.
     _keeps_all_buffers = False
@@ -94,18 +94,18 @@ class ReplicatedStep(ABC):
         self.was_skipped = False
 
     def forward_backward(self, batch: Batch) -> float:
-        """Leave the global batch's gradients in the parameters; return its mean loss. Collective: every rank.
+        """Leave the global batch's gradients in the parameters; return the batch's mean loss. Collective: every rank.
 
-        Where `worker.stopped` is set afterwards, they are not the batch's, and the step is not to be applied.
+        If `worker.stopped` is set afterwards, the gradients are not complete and must not be applied.
 
         Raises:
             NonFiniteLossError: on every rank, if the loss is not finite and on_nonfinite is "stop".
-            StateError: an operation has no deterministic form, and the step is an exact one; named.
+            StateError: the step is exact, and an operation has no deterministic form; the message names it.
         """
         worker = self._worker
         self._follow_frozen()
         self._model_buffers.before_step()
-        worker.generators.look()  # what the optimizer drew
+        worker.generators.look()  # the optimizer may have drawn
         self._scalars.begin()
         if batch.end.step <= 2:
             self._first_look = first_look(worker, batch)
@@ -117,7 +117,7 @@ class ReplicatedStep(ABC):
             return math.nan
         worker.generators.are_used |= worker.vote.random
         scalars, loss, num_items = self._scalars.means(row.scalars), row.loss, float(row.num_items)
-        if num_items:  # the step returned sums: only now is the count of all ranks known
+        if num_items:  # the step returned sums, and only now the count of all ranks is known
             require_count(num_items, f"step {batch.end.step}")
             loss /= num_items
             foreach_div_([p.grad for p in self._parameters if p.grad is not None], num_items)
@@ -138,20 +138,20 @@ class ReplicatedStep(ABC):
 
     @abstractmethod
     def _sum_of(self, batch: Batch) -> StepRow:
-        """Return the sum of all ranks' rows, their gradients' in the parameters. Collective: every rank."""
+        """Return the sum of all ranks' rows; leave the sum of their gradients in the parameters. Collective: every rank."""
 
     def _follow_frozen(self) -> None:
-        """Exchange the gradients of the parameters that are trained now: a loop may freeze some, or train others from some step on."""
+        """Exchange the gradients of the parameters that are trained now: a loop may freeze or unfreeze some between steps."""
         trained = list(map(_REQUIRES_GRAD, self._all))
         if trained == self._trained:
             return
         self._trained, before = trained, self._parameters
         self._parameters = [p for p in self._all if p.requires_grad]
-        self._exchange_others(before)
+        self._reset_exchange(before)
 
     @abstractmethod
-    def _exchange_others(self, before: list[nn.Parameter]) -> None:
-        """Exchange the gradients of `_parameters` from now on, and no longer those of *before*. Collective: every rank."""
+    def _reset_exchange(self, before: list[nn.Parameter]) -> None:
+        """Exchange the gradients of `_parameters` from now on, instead of those of *before*. Collective: every rank."""
 
     def _pieces(self, batch: Batch, number: int) -> Iterator[tuple[Any, int]]:
         """Yield *number* parts of this rank, each under its own seed; a missing part is (None, 0)."""
@@ -177,7 +177,7 @@ class ReplicatedStep(ABC):
         if self._takes_sharded and isinstance(result, dict):
             require_whole_scalars({name: value for name, value in result.items() if name not in LOSS_KEYS})
         loss = parse_loss(result)
-        # A count that is still on its device stands beside a sum, and so beside no scalars.
+        # A count that is still on its device belongs to a sum, and a sum has no scalars beside it.
         self._scalars.add(part, result, loss.num_items if isinstance(loss.num_items, float) else num_samples)
         return loss
 
@@ -197,7 +197,7 @@ class ReplicatedStep(ABC):
 
 
 def micro_batches(batch: Batch, vote: Vote) -> Iterator[tuple[Any, int]]:
-    """Yield the micro-batches of this rank; (None, 0) for each once its code, or a request to exit, ends training."""
+    """Yield the micro-batches of this rank; once the job's code or a request to exit ends training, (None, 0) for each that is left."""
     vote.part = 0.0
     for _ in batch.model_keys:
         piece: tuple[Any, int] = None, 0
@@ -213,10 +213,10 @@ def micro_batches(batch: Batch, vote: Vote) -> Iterator[tuple[Any, int]]:
 
 
 def require_whole(model: nn.Module) -> None:
-    """Make sure that no parameter of *model* is a piece of a larger one.
+    """Check that no parameter of *model* is a piece of a larger one.
 
     Raises:
-        StateError: a parameter is one, by FSDP2 or tensor parallelism; named.
+        StateError: FSDP2 or tensor parallelism has sharded a parameter; the message names it.
     """
     for name, parameter in model.named_parameters():
         if is_sharded(parameter):
@@ -224,10 +224,10 @@ def require_whole(model: nn.Module) -> None:
 
 
 def require_on(model: nn.Module, device: torch.device) -> None:
-    """Make sure that all parameters of *model* are on this rank's device.
+    """Check that all parameters of *model* are on this rank's device.
 
     Raises:
-        StateError: a parameter is elsewhere; named.
+        StateError: a parameter is elsewhere; the message names it.
     """
     for name, parameter in model.named_parameters():
         if parameter.is_meta:

@@ -152,7 +152,7 @@ def require_elementwise(optimizers: Iterable[tuple[str, Any]]) -> None:
     """Make sure that steps on rows of a parameter have the bits of steps on the whole.
 
     Raises:
-        StateError: an optimizer treats a parameter as a whole, or is not known to treat each element by itself; named.
+        StateError: an optimizer treats a parameter as a whole, or is not known to treat each element by itself; the message names it.
     """
     for name, optimizer in optimizers:
         kind = type(optimizer)

@@ -132,7 +132,7 @@ class ShardedStep(ReplicatedStep):
         self._buffers.end(carried, with_samples)
         return result
 
-    def _exchange_others(self, before: list[nn.Parameter]) -> None:
+    def _reset_exchange(self, before: list[nn.Parameter]) -> None:
         for parameter in before:
             parameter.grad = None  # of a parameter that is frozen now no gradient is left
         self._exchange.take_all(self._model)

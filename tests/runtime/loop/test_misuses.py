@@ -834,7 +834,7 @@ COUNTED = [
     survives("a loop over steps that is left every fourth step, and begun again", BREAKS),
     refused(
         "a second loop over as many steps of the run",
-        "run.steps(15) counts the steps of the whole run, and 15 of them are those of the loops before",
+        "run.steps(15) counts the steps of the whole run, and earlier loops have made 15: no step is left",
         NOISY_STEPS.replace("assert run.is_finished", "for step in run.steps(15): pass"),
         before=(KILLED,),
     ),

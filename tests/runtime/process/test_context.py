@@ -51,7 +51,7 @@ def told_at_the_start(
     stand_in = SimpleNamespace(
         rank=rank, vote=Vote(), device="cpu", world_size=1,
         moments=Moments(), listen=lambda: None, all_true=lambda mine: mine, phase=lambda _: None, event=event,
-        generators=SimpleNamespace(rest=lambda: None), leave_untrained=lambda: None, progress=SimpleNamespace(start=lambda *_, **__: None),
+        generators=SimpleNamespace(rest=lambda: None), leave_if_asked=lambda: None, progress=SimpleNamespace(start=lambda *_, **__: None),
     )  # fmt: skip
     Worker.start_training(
         cast("Worker", stand_in), schedule.start, schedule, model or nn.Linear(1, 1), log_every=1, **options

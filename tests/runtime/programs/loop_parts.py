@@ -107,7 +107,7 @@ def note_steps(path: str) -> None:
 
     def noting(run: ef.Run, **options: Any) -> None:
         step(run, **options)
-        _, state = run._loop.kept("step")
+        _, state = run._loop.require_keep("step")
         told.append(next(state.model.parameters()).detach().clone())
         torch.save(told, path)
 

@@ -151,9 +151,9 @@ def test_padded_words_weigh_the_same_however_a_batch_is_cut(
 
 def test_counts_that_travelled_as_means_are_whole_again() -> None:
     """A count of 100 tokens of three ranks is 100, and a sum of weights stays a fraction."""
-    from elasticflow.runtime.training.ddp import _whole
+    from elasticflow.runtime.training.ddp import _rounded_count
 
     third = torch.tensor(100.0) / 3
-    assert _whole(float(third) * 3) == 100
-    assert _whole(0.3) == 0.3
-    assert SimpleNamespace(count=_whole(20_000_000.5)).count == 20_000_000
+    assert _rounded_count(float(third) * 3) == 100
+    assert _rounded_count(0.3) == 0.3
+    assert SimpleNamespace(count=_rounded_count(20_000_000.5)).count == 20_000_000
