@@ -1,4 +1,4 @@
-"""From a job or a run to a supervised launch: folder, lock, drift, snapshot place."""
+"""From a job or a run to a supervised launch: checks what it needs, locks the run, writes the launch folder."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def launch(
     Args:
         show: Called with each event and metrics line as it is written, and with records that are only shown
             (`protocol/run_files.py`).
-        warn: Called with each sentence a person should read before the launch.
+        warn: Called with each sentence that a person should read before the launch.
         tick: Called four times a second, by the thread that calls *show*.
 
     Raises:
@@ -63,21 +63,22 @@ def launch(
 
 @contextlib.contextmanager
 def prepare(request: Request, warn: Callable[[str], None]) -> Iterator[Launch]:
-    """Make the run's next launch; until the context ends its run is locked, and its store can be reached.
+    """Make the run's next launch; until the context ends, the run is locked and its store can be reached.
 
     Raises:
-        TorchMissingError: there is no torch.
-        GpuMissingError: the job has a worker for each GPU, and there is none here.
+        TorchMissingError: torch is not installed.
+        GpuMissingError: the job has a worker for each GPU, and torch can use no GPU here.
         StorageError: the snapshot URI cannot be written.
-        InterfaceError: this machine has no such interface as the job names.
-        TokenError: the run's token cannot be had.
+        InterfaceError: this machine lacks the interface that the job names.
+        TokenError: the run's token cannot be read.
         TokenRefusedError: the store that the job names has another token.
         PortTakenError: the endpoint's port is in use.
         RendezvousError: no one serves the store that the job names.
         LedElsewhereError: another process leads a run of the job there.
-        RunLockedError: the run is running.
+        RunLockedError: another launch of the run is alive.
         DriftRefusedError: the job changed in a way that needs consent or would corrupt the run.
         RecordError: a file of the run cannot be used, and no other record replaces it.
+        OtherVersionError: only another version of elasticflow can restore the newest snapshot.
     """
     check_torch(warn)
     check_gpus(request.job)
@@ -95,7 +96,7 @@ def prepare(request: Request, warn: Callable[[str], None]) -> Iterator[Launch]:
 
 
 def snapshots_of(plan: LaunchPlan, folder: RunFolder, project_root: Path) -> tuple[Catalog, WriterStart]:
-    """Return the run's snapshots, and what a node's writer needs to know of their place.
+    """Return the run's snapshots, and the configuration with which each node's writer finds their place.
 
     Raises:
         StorageError: the snapshot URI cannot be written.
@@ -116,16 +117,16 @@ def _next_launch(
     lock: RunLock,
     warn: Callable[[str], None],
 ) -> Launch:
-    """Return the run's next launch, whose folder is written; what it is made from lies beside the snapshots, too."""
+    """Write the folder of the run's next launch, and its job and sources beside the snapshots; return the launch."""
     folder = request.folder
     with _naming_files(folder):
-        folder.cancel.unlink(missing_ok=True)  # of the launch before
+        folder.cancel.unlink(missing_ok=True)  # a request to the launch before
         _check_files(folder, catalog)
         made, drift = _made(request, plan, catalog, warn)
         edited = None
         if plan.script is None:
             edited = resume_check.edited_entry_point(folder, drift, warn)
-        catalog.newest()  # one that can be read, or none: else no generation would come to a step
+        catalog.newest()  # raises OtherVersionError: else each generation would fail by it
     number = (folder.launch_numbers() or [0])[-1] + 1
     launch_folder = folder.launch(number)
     files = launch_files(
@@ -162,7 +163,7 @@ def _next_launch(
 def _made(
     request: Request, plan: LaunchPlan, catalog: Catalog, warn: Callable[[str], None]
 ) -> tuple[Made, list[Difference]]:
-    """Return the record of the launch's sources, and its differences from the run's launch before.
+    """Return the record of the launch's job and sources, and their differences from the run's launch before.
 
     Raises:
         DriftRefusedError: the run must not continue with these differences.
@@ -179,10 +180,10 @@ def _made(
 
 
 def _check_files(folder: RunFolder, catalog: Catalog) -> None:
-    """Check that a launch can write on in the run's files; before anything is claimed.
+    """Check that a launch can append to the run's files, before anything is claimed.
 
     Raises:
-        RecordError: a file of the run cannot be written; names it and the remedy.
+        RecordError: a file of the run cannot be written; the message names it and the remedy.
     """
     beside = [catalog.storage.local_path(f"{catalog.prefix}JOB.json")] if catalog.storage.is_local else []
     appended = (folder.events, folder.metrics, folder.metrics_redone, folder.ledger, folder.agent_log())
@@ -191,7 +192,7 @@ def _check_files(folder: RunFolder, catalog: Catalog) -> None:
 
 @contextlib.contextmanager
 def _naming_files(folder: RunFolder) -> Iterator[None]:
-    """Name the file that fails before anything has begun, and say what to do."""
+    """Raise StorageError, which names the file and a remedy, in place of an OSError."""
     try:
         yield
     except OSError as error:
@@ -215,10 +216,10 @@ def check_torch(warn: Callable[[str], None]) -> None:
 
 
 def check_gpus(job: Job) -> None:
-    """Check that a job which has a worker for each GPU finds one.
+    """Check that there is a GPU for a job that has a worker for each GPU.
 
     Raises:
-        GpuMissingError: torch can use none here.
+        GpuMissingError: torch can use no GPU here.
     """
     if job.nodes.nproc_per_node != "gpu":
         return
@@ -239,7 +240,7 @@ def check_gpus(job: Job) -> None:
 
 
 def take_in_failures(folder: RunFolder, catalog: Catalog, ledger: RestartLedger) -> None:
-    """Have the run folder's *ledger* hold what other machines charged to the budget since it was last written."""
+    """Add to the run folder's *ledger* the failures that other machines charged to the budget since it was last written."""
     generation = resume_check.last_state(folder).get("generation")
     known = generation if isinstance(generation, int) else 0
     ledger.take_in(catalog.generations(after=known).values())

@@ -1,6 +1,6 @@
 """One agent per node: starts the workers of each generation that the supervisor orders, and reports how they ended.
 
-It forks them from its fork server and forwards what they log. Whether to restart is never its decision. The agent does
+It has its fork server fork them, and forwards their log lines. The supervisor alone decides about restarts. The agent does
 not import torch: it would start two seconds later and take 100 MB more.
 """
 
@@ -78,7 +78,7 @@ class Agent:
 
     Args:
         options: The launch's arguments as torchrun parses them.
-        server: Forks the workers; it is ready.
+        server: Forks the workers; ready to do so.
         compiler_cache: Keeps the compiler's cache; None: the job compiles nothing.
         outbox: Number of the node's outbox in the store; None: a new one.
     """
@@ -132,10 +132,10 @@ class Agent:
         self._ranks: dict[int, int] = {}
         self._workers: ForkedWorkers | None = None
         self._generation = 0
-        self._voices: list[tuple[Path, Path]] = []  # what each worker of a script prints goes there
+        self._outputs: list[tuple[Path, Path]] = []  # of each worker of a script
         self._is_stalled = self._has_told_stacks = self._is_left_waiting = False
         self._lingering = LingeringRanks(config.hang_timeout_s)
-        self._check = requested_check(store)  # the newest request that is answered, or no longer of use
+        self._check = requested_check(store)  # the newest request that is answered or out of date
 
     def announce(self) -> None:
         """Tell the supervisor that this node is ready: everything is imported."""
@@ -169,7 +169,7 @@ class Agent:
                     self._reporter.never_started(assignment.generation)
                     continue
                 failed, alone = self._watch(workers, assignment.generation)
-                # Waiting is useless after a failure: a signal handler cannot run inside a collective (measured).
+                # After a failure a grace would be useless: a signal handler cannot run inside a collective (measured).
                 workers.close(signal.SIGKILL, gone_s(os.environ))
                 if failed or len(alone) < assignment.nproc:
                     self._writer.load_ahead()
@@ -186,19 +186,19 @@ class Agent:
             self._node_heartbeat.end()
 
     def finish(self, patience_s: float) -> None:
-        """After `run`: have the writer finish within *patience_s*, report its snapshots, end processes that workers left behind."""
+        """Have the writer finish within *patience_s*, report its snapshots, end processes that workers left behind. Called after `run`."""
         self._writer.finish(patience_s)
         self._orphans.end()
         if self._compiler_cache is not None:
             self._report(*self._compiler_cache.finish())
         self._reporter.forward()
         if self._files is not None:
-            # The launch may be over, and its store gone: the reports are of no use then.
+            # The launch may be over, and its store gone: then nobody needs the files.
             with contextlib.suppress(StoreLostError):
                 self._files.send_last(self._generation)
 
     def _start(self, assignment: Assignment) -> ForkedWorkers:
-        """Return this node's workers of a generation, which have started."""
+        """Start this node's workers of a generation, and return them."""
         self._generation, self._began = assignment.generation, time.monotonic()
         self._device_health.end()  # it was not waited for
         self._check = requested_check(self._store)
@@ -212,7 +212,7 @@ class Agent:
             local_rank: self._environment(assignment, local_rank) | recorder for local_rank in ranks
         }
         if self._config.setup.script is not None:
-            self._voices = [(streams.stdouts[rank], streams.stderrs[rank]) for rank in ranks]
+            self._outputs = [(streams.stdouts[rank], streams.stderrs[rank]) for rank in ranks]
             where = self._store_address.host, self._config.interface
             master = master_of(self._store, *where, assignment, self._look_before_start)
             for local_rank, environment in environments.items():
@@ -228,7 +228,7 @@ class Agent:
         return workers
 
     def _look_before_start(self) -> None:
-        """`_look`, while another node is waited for; the supervisor may lose that node, and stop the generation."""
+        """Do the work of `_look` while rank 0's node is waited for; raise `_StoppedError` if the supervisor stops the generation."""
         self._look()
         if is_requested(self._store, "stop", self._generation):
             raise _StoppedError
@@ -264,7 +264,7 @@ class Agent:
             may_leave = is_draining and self._config.setup.script is not None
             state = workers.poll(may_leave=may_leave)
             if state is GroupState.FAILED and self._config.setup.script is not None:
-                # Another node's workers may have been asked first, and these have noticed that they are gone.
+                # Workers of another node may have been asked to exit first, and these failed because their peers are gone.
                 may_leave = is_requested(self._store, "drain", generation)
             if may_leave and not is_draining:
                 is_draining = True
@@ -295,7 +295,7 @@ class Agent:
 
         Raises:
             NodeReleasedError: this node was let go, or counts as lost.
-            HelperLostError: the writer or the fork server has ended; failures of workers only follow from that.
+            HelperLostError: the writer or the fork server has ended, from which failures of workers follow.
         """
         self._node_heartbeat.pass_on()
         self._orphans.pursue(time.monotonic())
@@ -308,7 +308,7 @@ class Agent:
             raise self._server.lost()
 
     def _look_between(self) -> None:
-        """`_look`, while no worker runs: check the devices, if the supervisor asks for that, be it after another agent's generation."""
+        """Do the work of `_look` while no worker runs; check the devices if the supervisor asks, also about an earlier agent's generation."""
         self._look()
         self._device_health.look(time.monotonic())
         if (wanted := requested_check(self._store)) != self._check:
@@ -330,10 +330,7 @@ class Agent:
             self._outbox.post(NodeReports(reports))
 
     def _await_root_cause(self, workers: ForkedWorkers) -> None:
-        """Wait a moment while all failures so far may have followed from another: the rank that caused them may still be ending.
-
-        Such are exceptions, and aborts by NCCL.
-        """
+        """Wait a moment while there are only exceptions and aborts by NCCL: the rank that caused them may still be ending."""
         deadline = time.monotonic() + _ROOT_CAUSE_WAIT_S
         while time.monotonic() < deadline:
             exits = workers.exits()
@@ -347,10 +344,10 @@ class Agent:
     def _look_for_hang(self, workers: ForkedWorkers, generation: int) -> None:
         """Report whether all workers of this node make no progress, and their stacks when the supervisor asks.
 
-        It asks once the workers of all nodes make none, or a signal has stopped the process of one of them.
+        The supervisor asks once no worker of any node makes progress, or a signal has stopped a worker's process.
         """
-        for local_rank, voices in enumerate(self._voices):
-            self._heartbeats.heard(local_rank, sum(_size(voice) for voice in voices))
+        for local_rank, files in enumerate(self._outputs):
+            self._heartbeats.heard(local_rank, sum(map(_size, files)))
         is_stalled = self._heartbeats.look(workers.exits()) or self._is_left_waiting
         is_one_stopped = self._is_one_stopped(workers)
         is_stalled |= is_one_stopped
@@ -371,7 +368,7 @@ class Agent:
     def _look_for_lingering(self, workers: ForkedWorkers) -> None:
         """End ranks that stay without a sign of life although their peers have ended well.
 
-        Those in a collective hang; those that sleep are left alone.
+        A rank in a collective counts as hung; a rank that sleeps is left alone.
         """
         if self._is_left_waiting or not any(code == 0 for code, _ in workers.exits().values()):
             return

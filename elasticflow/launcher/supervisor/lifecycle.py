@@ -82,7 +82,7 @@ class RunSoFar:
 
 
 class _Undecided(NamedTuple):
-    """A failure whose consequence waits for the list of snapshots; *suspects*: nodes whose devices it may come from."""
+    """A failure that is decided once the snapshots are listed; *suspects*: nodes whose devices may have caused it."""
 
     cause: Cause
     attempt: FailedAttempt
@@ -91,10 +91,10 @@ class _Undecided(NamedTuple):
 
 
 class Lifecycle:
-    """Decides what comes next, until there is a verdict.
+    """Decides how the launch continues, until there is a verdict.
 
     Args:
-        nodes: The nodes that are known to come.
+        nodes: The nodes that are expected.
         untrained_s: Seconds that a drain has before the run's first step, at most those of any drain.
         script: Name of the user's script that workers run: it need not report steps, and has finished once all workers have
             exited. None: they run a train.py.
@@ -121,13 +121,13 @@ class Lifecycle:
         self._recovery = Recovery(RestartPolicy(plan), run.ledger, run.restarts)
         self._formation = Formation("resume" if run.is_resumed else "start")
         self._undecided: _Undecided | None = None
-        self._unchecked: dict[str, float] = {}  # nodes whose devices are being checked: until when
+        self._unchecked: dict[str, float] = {}  # by node whose devices are being checked: the deadline
         self._now = Instant(0.0, 0.0)
         self._heard_at: float | None = None
-        # A script that runs for the first time begins at its beginning; so does each later start that tells no step.
+        # A script that reports no step begins anew at each start: an event says so at the second one.
         self._has_script_run = run.is_resumed
         self._tells_steps = run.step > 0
-        self._is_anew_told = False
+        self._has_told_anew = False
         self._has_trained = False  # in this launch
         self._failed_at: float | None = None  # unix time of the failure that the generation answers, if any
         self._commands: list[Command] = []
@@ -136,7 +136,7 @@ class Lifecycle:
 
     @property
     def is_idle(self) -> bool:
-        """True if agents are ready and run no generation."""
+        """True if agents are ready and no generation runs."""
         return self.generation is None and len(self._nodes) > 0
 
     @property
@@ -150,7 +150,7 @@ class Lifecycle:
         return node in self._nodes
 
     def on(self, event: LifecycleEvent, now: Instant) -> list[Command]:  # noqa: C901, PLR0912  # one line for each event
-        """Take in an event of the time *now*; return the commands that follow, in order.
+        """Take in an event that happened at *now*; return the commands that follow, in order.
 
         The answer to a command must be passed in before any other event.
         """
@@ -188,7 +188,7 @@ class Lifecycle:
             case RunTakenOver():
                 self._taken_over()
             case SnapshotFenced():
-                # Else this launch itself has continued to a later generation.
+                # A snapshot of an earlier generation was fenced by this launch itself.
                 if self.generation is not None and self.generation.number == event.generation:
                     self._taken_over()
             case SnapshotsListed():
@@ -202,7 +202,7 @@ class Lifecycle:
     # --- time and signals -------------------------------------------------------------------------------
 
     def _time_passed(self) -> None:
-        """Form the next generation if it is time, take in nodes that came, end a hang and a drain that is late."""
+        """Form the next generation if it is time, take in new nodes, end a hang and a drain that is late."""
         if self.verdict is not None:
             return
         generation, now = self.generation, self._now.monotonic
@@ -223,7 +223,7 @@ class Lifecycle:
                 self._commands += generation.stop(also_alone=True)
 
     def _look_for_late_checks(self, now: float) -> None:
-        """Wait no longer for the checks of nodes that are gone, and of agents that have not answered in time."""
+        """Stop waiting for checks by nodes that are gone, and by agents that have not answered in time."""
         for node, deadline in list(self._unchecked.items()):
             if node not in self._nodes:
                 del self._unchecked[node]
@@ -255,7 +255,7 @@ class Lifecycle:
         return self._grace_s if self._step > 0 else self._untrained_s
 
     def _interrupt(self, reason: str, code: int = errors.INTERRUPTED) -> None:
-        """End the launch now; a run that has finished or failed stays so."""
+        """End the launch now, unless there is a verdict; `KILLED_BY_USER` still replaces the exit code of an interruption."""
         if self.verdict is None or (code == errors.KILLED_BY_USER and self.verdict.status == "interrupted"):
             self.verdict = self._interrupted(reason, code)
 
@@ -263,7 +263,7 @@ class Lifecycle:
 
     def _node_ready(self, ready: NodeReady) -> None:
         if self.generation is not None and ready.node in self.generation.running:
-            # The agent that was to run its workers died unnoticed; this agent knows nothing of them.
+            # The agent that ran its workers died unnoticed, and the new agent does not know them.
             self._lose_workers(
                 ready.node, "agent_lost", f"the agent of {ready.node} was started again", also_alone=True
             )
@@ -271,7 +271,7 @@ class Lifecycle:
         self._commands += self._nodes.join(ready, self._now.monotonic)
 
     def _node_leaving(self, node: str) -> None:
-        """Have the workers of a node that is about to be taken away, and with them all others, exit after a step."""
+        """Have all workers exit after a step, since the node of some of them is about to be taken away."""
         if node not in self._nodes:
             return
         self._nodes.leave(node)
@@ -298,7 +298,7 @@ class Lifecycle:
         self._nodes.note_agent_end(node, end)
         self._node_lost(node, "agent_lost", error)
         if not is_busy and self._nodes.are_enough:
-            if would_end_again(self._nodes.unready_ends(node)):  # nobody needs it
+            if would_end_again(self._nodes.unready_ends(node)):  # and there are enough other nodes
                 self._do(ForgetAgent(node))
                 return
         elif not is_busy:
@@ -308,7 +308,7 @@ class Lifecycle:
             self._do(StartAgent(node))
 
     def _needed_agent_ended(self, node: str, end: AgentEnd, error: str) -> None:
-        """Charge the end of an agent without which no generation can be formed."""
+        """Charge the end of an agent that the next generation needs."""
         unready_ends = self._nodes.unready_ends(node)
         if would_end_again(unready_ends):
             error = f"the agent of {node} does not get ready, it {end.cause}\n{end.last_words}".rstrip()
@@ -326,7 +326,7 @@ class Lifecycle:
         number = 0 if self.generation is None else self.generation.number
         for line in lines:
             if line.get("generation", number) < number:
-                continue  # of a node that was cut off: others have done these steps again
+                continue  # from a node that was cut off: other nodes have done these steps again
             if line["event"] in {events.STEP, events.TRAINING_STARTED, events.TRAINING_FINISHED}:
                 self._step, self._tells_steps = line["step"], True
             if line["event"] in {events.STEP, events.TRAINING_FIRST_STEP}:
@@ -336,7 +336,7 @@ class Lifecycle:
 
     def _workers_event(self, event: WorkersEvent) -> None:
         generation = self.generation
-        # Else the event tells of a generation that is gone.
+        # An event of an earlier generation says nothing about this one.
         if generation is not None and generation.number == event.generation:
             self._commands += generation.take(event, self._now.unix)
             if isinstance(event, WorkersStarted) and self._script is not None:
@@ -357,20 +357,20 @@ class Lifecycle:
                 )
 
     def _script_started(self, generation: Generation, script: str) -> None:
-        """Tell that the script runs, once it does on all nodes."""
+        """Record that the script runs, once it runs on all nodes."""
         if generation.workers.keys() != set(generation.nodes):
             return
         failed_at = self._failed_at
         since = None if failed_at is None else round(max(0.0, self._now.unix - failed_at), 3)
         self._record(events.SCRIPT_STARTED, script=script, seconds_since_failure=since)
         self._do(UpdateState({"script": script}))
-        if self._has_script_run and not self._tells_steps and not self._is_anew_told:
-            self._is_anew_told = True
+        if self._has_script_run and not self._tells_steps and not self._has_told_anew:
+            self._has_told_anew = True
             self._record(events.SCRIPT_BEGAN_ANEW, script=script)
         self._has_script_run = True
 
     def _conclude(self, generation: Generation) -> None:
-        """Decide, once no worker is left anywhere, what ended the generation and what comes next."""
+        """Once no worker is left anywhere, decide why the generation ended and how the launch continues."""
         if not generation.is_over:
             return
         self.generation = None
@@ -381,7 +381,7 @@ class Lifecycle:
         self._let_go()
 
     def _workers_killed(self, generation: Generation) -> None:
-        """All workers were killed: one of them, or a node, failed, or a drain was late."""
+        """Decide after all workers were killed: a worker or a node failed, or a drain was late."""
         cause = self._with_hint(generation.cause(), generation)
         if cause.failure is not None:
             self._record(events.WORKER_FAILED, **cause.failure.fields())
@@ -398,7 +398,7 @@ class Lifecycle:
         self._failed(cause, generation)
 
     def _with_hint(self, cause: Cause, generation: Generation) -> Cause:
-        """Return the cause; where a job's memory is full before its first step, with the next degree to which to shard its model."""
+        """Return *cause*; if a job's memory was full before its first step, with advice on how far to shard the model."""
         workers = [self._nodes.workers_of(node) for node in generation.nodes if node in self._nodes]
         degree = next_degree(self._nodes.shard, workers)
         is_full = cause.failure_class == "oom" and not self._has_trained
@@ -408,7 +408,7 @@ class Lifecycle:
         return replace(cause, error=f"{cause.error}\n  help: {hint}")
 
     def _continues_without(self, cause: Cause) -> bool:
-        """Leave out a node that lacks the devices on which the launch has trained, if enough others are there; cost-free."""
+        """Leave out a node that lacks the devices on which the launch has trained, if enough others are there; charge nothing."""
         if not self._has_trained or not self._nodes.can_spare(cause.node):
             return False
         self._commands += self._nodes.exclude(cause.node, cause.error, until_it_joins=True)
@@ -417,10 +417,10 @@ class Lifecycle:
         return True
 
     def _workers_left(self, generation: Generation) -> None:
-        """All workers exited with code 0: the end of training, or a drain."""
+        """Decide after all workers exited with code 0: training has ended, or they were drained."""
         drain, stopped = generation.drain, generation.stopped
         has_ended = self._script is not None and drain is None and not generation.has_left
-        # A script that never joined tells nothing but its exit code.
+        # A script that never joined reports only its exit code.
         if generation.is_finished or (has_ended and generation.step is None):
             end = (
                 "training reached its end" if generation.is_finished else "the script ended, with exit code 0"
@@ -433,14 +433,14 @@ class Lifecycle:
         if has_ended:
             cause = Cause("user_error", _LEFT_ITS_LOOP)
             self._record_end(cause.failure_class, cause.error)
-            # With exit code 0: it would do so again.
+            # It would end there again.
             self._settle_failed(cause)
             return
         outcome = "drained" if drain is None else drain.outcome
         how = "all workers left" if self._script is not None else "all workers left after the same step"
         self._record_end(outcome, how)
-        if drain is None:  # someone asked the workers, not us: the job continues
-            # Workers that exit again and again without a single step would do so for ever if it were free.
+        if drain is None:  # someone else asked the workers to exit: the job continues
+            # If this cost nothing, workers that exit without a single step could do so for ever.
             failure_class = "crash" if generation.step is None else "drained"
             self._failed(Cause(failure_class, "the workers left before training reached its end"), generation)
             return
@@ -457,7 +457,7 @@ class Lifecycle:
     def _failed(
         self, cause: Cause, generation: Generation | None = None, unready_ends: tuple[str, ...] = ()
     ) -> None:
-        """Charge a failure, after listing the snapshots if the decision needs them; arguments as in `attempt_of`."""
+        """Charge a failure, after listing the snapshots if the decision needs them; arguments are those of `attempt_of`."""
         attempt = attempt_of(cause, generation, unready_ends, is_script=self._script is not None)
         suspects = () if generation is None else generation.suspects(cause)
         self._undecided = _Undecided(cause, attempt, cause.at or self._now.unix, suspects)
@@ -467,7 +467,7 @@ class Lifecycle:
             self._decide()
 
     def _decide(self, snapshots: Sequence[str] = ()) -> None:
-        """Continue after the failure that was not decided yet, or give up."""
+        """Continue after the undecided failure, or give up."""
         assert self._undecided is not None, "a failure is to be decided"
         (cause, attempt, failed_at, suspects), self._undecided = self._undecided, None
         decision, commands = self._recovery.decide(attempt, snapshots, self._now.unix)
@@ -481,7 +481,7 @@ class Lifecycle:
             self._settle_failed(cause, code, decision.reason)
 
     def _check_devices(self, nodes: Sequence[str], generation: int) -> None:
-        """Have the devices of *nodes* checked; nothing is formed before the results are there or overdue, or the nodes are gone."""
+        """Have the devices of *nodes* checked; the next generation waits until each result is there or late, or its node is gone."""
         present = tuple(node for node in nodes if node in self._nodes)
         if present:
             now = self._now.monotonic
@@ -489,7 +489,7 @@ class Lifecycle:
             self._do(CheckDevices(present, generation))
 
     def _devices_checked(self, found: DevicesChecked) -> None:
-        """Leave out a node with a faulty device; without it the launch ends if too few nodes are left."""
+        """Leave out a node with a faulty device; end the launch if too few nodes are left."""
         self._unchecked.pop(found.node, None)
         self._record(
             events.DEVICES_CHECKED,
@@ -510,7 +510,7 @@ class Lifecycle:
             self._settle_failed(Cause("device", error, found.node), why=why)
 
     def _taken_over(self) -> None:
-        """Another launch has the run now: continuing would take the run away from that launch."""
+        """End this launch: another one has the run now, and continuing would take it away."""
         generation = self._formation.last_number + 1
         error = f"another launch of this run resumes from its snapshots: generation {generation}"
         self._settle_failed(Cause("taken_over", error))
@@ -526,7 +526,7 @@ class Lifecycle:
         return Verdict("interrupted", code, events.RUN_INTERRUPTED, {"reason": reason, "step": self._step})
 
     def _settle_failed(self, cause: Cause, code: int = errors.ANSWER_IS_NO, why: str | None = None) -> None:
-        """End the launch, which failed because of *cause*; *why* says why it is not tried again."""
+        """End the launch, which failed because of *cause*; *why* is the reason for not trying again."""
         worker = cause.failure
         fields = {
             "class": cause.failure_class,

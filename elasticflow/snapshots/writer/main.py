@@ -1,9 +1,9 @@
 """The writer process of a node: `python -m elasticflow.snapshots.writer.main`.
 
 The writer owns the shared memory, hashes and writes shards, commits snapshots, and loads them for the ranks. It ignores
-TERM, INT and HUP, which go to whole process groups while the last snapshot is still being written. It ends at once when
-its standard input ends. Lines may come there: `load` has it read the newest snapshot, which workers will ask for; after
-`finish` it ends once all that it was handed has an outcome.
+TERM, INT and HUP, which go to whole process groups while the last snapshot is still being written. Its parent writes to its
+standard input: first the configuration, then `load` (read the newest snapshot, for which workers will ask) or `finish` (end once
+every staged snapshot is committed or given up). At the end of standard input the writer ends at once.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ _TROUBLES_EVERY_S = 10.0
 
 
 class ThrottledTroubles:
-    """Passes on what `Storage` reports of operations that are tried again; used from any thread.
+    """Passes on reports of `Storage` about operations that are tried again; used from any thread.
 
     Args:
         report: Called with the first, and then with at most one every ten seconds.
@@ -121,7 +121,7 @@ class Writer:
         )
         self._threads = ThreadPoolExecutor(_WRITING_THREADS, thread_name_prefix="shares")
         self._committer = Committer(start, catalog, self._pending_snapshots, self._report)
-        # Lines for standard output; None: no more.
+        # Lines for standard output; None: the end.
         self._out: queue.SimpleQueue[EventRecord | None] = queue.SimpleQueue()
         self._committing = thread(self._committer.run)
         self._printing = thread(self._print)
@@ -134,7 +134,7 @@ class Writer:
         self._out.put({"event": "ready", "address": address})
 
     def load_ahead(self) -> None:
-        """Read the snapshot from which the next generation will continue; no worker of this one is left."""
+        """Read the snapshot from which the next generation will resume; called once no worker is left."""
         if self._memory_tier.is_used:
             return
         generation = self._pending_snapshots.newest
@@ -148,7 +148,7 @@ class Writer:
                 self._load_service.load_ahead(newest.name)
 
     def finish(self) -> None:
-        """End the process once all that workers handed over has an outcome; no worker may be staging any more."""
+        """End the process once every staged snapshot is committed or given up; no worker may be staging any more."""
         self._hear_out(math.inf)
         self._pending_snapshots.end_greetings()
         self._memory_tier.finish()
@@ -233,7 +233,8 @@ class Writer:
             time.sleep(0.001)
 
     def _is_idle(self, worker: ConnectedRank) -> bool:
-        """Return whether no message of *worker* is unread or being handled; to be asked in this order."""
+        """Return whether no message of *worker* is unread or being handled."""
+        # In this order: a worker is busy before its message is read.
         try:
             is_unread = worker in self._workers and worker.channel.wait(0)
         except (OSError, ValueError):
@@ -242,7 +243,7 @@ class Writer:
         return not is_unread and (not worker.is_busy or worker not in self._workers)
 
     def _reserve(self, worker: ConnectedRank, message: Reserve) -> None:
-        """Give *worker* shared memory, or tell it that this is more than the limit allows or than the machine has."""
+        """Give *worker* shared memory, or tell it that the limit or the machine does not allow that."""
         fault_injection.reach("writer.reserve")
         self._load_service.drop_ahead()
         try:
@@ -262,7 +263,7 @@ class Writer:
             worker.send(slots, tuple(buffer.descriptor for buffer in buffers))
 
     def _staging_buffers(self, worker: ConnectedRank, nbytes: int) -> tuple[list[Buffer], str | None]:
-        """Return two new buffers for *worker* in place of the old, or a single buffer and the reason for that."""
+        """Replace the buffers of *worker* by two new ones, or by a single one; return them, and the reason for a single one."""
         for buffer in worker.buffers.values():
             self._pool.disown(buffer)
         worker.buffers = {}
