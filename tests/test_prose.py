@@ -16,11 +16,12 @@ SECTIONS = re.compile(r"(Args|Attributes|Raises|Returns|Yields):$")
 ENTRY = re.compile(r"    (\*{0,2}[\w.]+)(?: \([^)]*\))?: (.*)")
 # Words that begin a clause, where a reader expects the subject.
 NO_SUBJECT = re.compile(r"(What|Whether|Of|How|Who|Whose|Where|Which|That|Those)\b")
-NOT_IN_COMMENT = re.compile(r"# (What|Whether|Of|Who|Whose|Those)\b")
+COMMENT = re.compile(r"(?:^\s*|  )# (.*)")
+NOT_IN_COMMENT = re.compile(r"# (What|Whether|Of|Who|Whose|Those|Else)\b")
 NOT_IN_ENTRY = re.compile(r"(What|Of|Who|Whose|Those|Its|Their|The same\.)(\b|$)")
 PRIVATE = re.compile(
     r"\b([Ss]omebody|[Nn]obody|that of another|those of others|(?<!there )is none|has (?:it|them|that|this) done|"
-    r"(?<!and )go on|goes on|went on|going on|gone on)\b"
+    r"be it|(?<!and )go on|goes on|went on|going on|gone on)\b|; named[.;]"
 )
 PRONOUNS = re.compile(
     r"\b(one|ones|those|it|its|that|each|they|them|their|other|others|another)\b", re.IGNORECASE
@@ -88,12 +89,13 @@ def entries_that_repeat_their_name(doc: Docstring) -> Iterator[str]:
             yield f"{name}: {text}"
 
 
-def comments_without_subject(path: Path) -> Iterator[str]:
-    """Yield comment blocks that begin with a clause in place of a subject."""
+def bad_comments(path: Path) -> Iterator[str]:
+    """Yield comment blocks that begin with a clause in place of a subject, and comments with a private phrase."""
     previous = ""
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        text = line.strip()
-        if NOT_IN_COMMENT.match(text) and not previous.startswith("#"):
+        text, comment = line.strip(), COMMENT.search(line)
+        has_no_subject = NOT_IN_COMMENT.match(text) and not previous.startswith("#")
+        if has_no_subject or (comment and PRIVATE.search(comment[1])):
             yield f"{path.relative_to(ROOT.parent)}:{number}: {text}"
         previous = text
 
@@ -115,9 +117,9 @@ def chains_of_pronouns(doc: Docstring) -> Iterator[str]:
                 yield sentence
 
 
-def test_comments_begin_with_a_subject() -> None:
-    """No comment begins with `What is ...` or `Of the ...`."""
-    found = [text for path in sorted(ROOT.rglob("*.py")) for text in comments_without_subject(path)]
+def test_comments_are_plain_english() -> None:
+    """No comment begins with `What is ...` or `Of the ...`, or says `nobody`."""
+    found = [text for path in sorted(ROOT.rglob("*.py")) for text in bad_comments(path)]
     assert not found, f"{len(found)} places:\n" + "\n".join(found)
 
 

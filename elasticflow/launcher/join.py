@@ -406,7 +406,7 @@ class JoinedNode:
                     return final
                 # A supervisor that has told the exit code is silent while the agent's writer finishes here.
                 if self._final is None and self._is_silent():
-                    # Nobody is left who would let this node go.
+                    # No supervisor is left to let this node go.
                     return INTERRUPTED if self._asked.numbers else None
         finally:
             self._agent.end()
@@ -559,7 +559,7 @@ class Node(JoinedNode):
 
     @property
     def was_asked(self) -> bool:
-        """True if a signal has asked this machine to exit, or the run was cancelled, be it by a leader's folder that is seen here."""
+        """True if a signal has asked this machine to exit, or the run was cancelled, also in a leader's folder that is seen here."""
         return super().was_asked or (self._sees_leader and self.folder.cancel.exists())
 
     def take_part(self) -> int | None:
@@ -567,7 +567,7 @@ class Node(JoinedNode):
         code = super().take_part()
         if code is None and self.was_asked:  # the leader was lost before it could tell of a cancelled run
             return INTERRUPTED
-        # Its leader was silent for some machines only, and these have gone on without it.
+        # Some machines alone lost the leader's signs of life, and continued without it.
         is_over = code in (ANSWER_IS_NO, BUDGET_SPENT) and self._is_store_outside
         return None if is_over and has_later_launch(self._address) else code
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # A scheduler may start the machine that leads long after the others: its image has to be fetched first.
 _PATIENCE_S = 600.0
 _AGAIN_S = 1.0
-# A scheduler is asked for the leading machine once nobody has led for so many tries, and then after as many as the period.
+# Tries without a leader after which a scheduler is asked for the leading machine, and tries between two such questions.
 _ASKED_AFTER, _ASKED_EVERY = 5, 15
 
 

@@ -85,7 +85,7 @@ def facts_of(folder: RunFolder, target: Path) -> RunFacts:
     notes = [*(text for _, text in note_rows(history)), *map(str, damages_of(folder))]
     environment, data = _environment(folder)
     status = read_status(folder)
-    # A run tells nothing for hours, and goes on.
+    # A run may report nothing for hours, and continue.
     seconds = sum(status.durations.values()) if status.status == "running" else 0.0
     points = read_points(folder.path)
     return RunFacts(

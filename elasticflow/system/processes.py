@@ -196,7 +196,7 @@ def _stat(pid: int) -> list[str]:
     return []
 
 
-# Nobody has to guess about a process that a signal has stopped: it does nothing until another signal comes.
+# A process that a signal has stopped certainly does nothing until another signal comes.
 STOPPED_S = 10.0
 _LOOK_S = 1.0
 # If this process was paused for so long, its child may have been stopped and woken up with it.

@@ -74,7 +74,7 @@ def command(
             f"prune takes rules, not names; to keep one: elasticflow snapshots pin {names[0]}"
         )
     rules = _rules(source, **keep)
-    # Only looking waits for nobody: the run may be running.
+    # A dry run takes no lock, so the run may be running.
     is_alone = source.folder is not None and not (dry_run and is_locked(source.folder))
     with contextlib.nullcontext() if dry_run else _alone(source, yes=yes), store_errors("pruned"):
         # The newest generation that certainly has no writer any more: of a run that may be running, the one before.

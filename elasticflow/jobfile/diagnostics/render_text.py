@@ -73,5 +73,5 @@ def _full(each: Diagnostic, *, colour: bool) -> str:
 
 
 def _concise(each: Diagnostic) -> str:
-    first = each.help.splitlines()[0].rstrip(",;:") if each.help else ""  # a sentence may go on below
+    first = each.help.splitlines()[0].rstrip(",;:") if each.help else ""  # a sentence may continue below
     return f"{each.where}: {each.severity}[{each.code}] {each.message}{f' ({first})' if first else ''}"

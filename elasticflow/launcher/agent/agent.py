@@ -193,7 +193,7 @@ class Agent:
             self._report(*self._compiler_cache.finish())
         self._reporter.forward()
         if self._files is not None:
-            # The launch may be over, and its store gone: then nobody needs the files.
+            # If the launch is over, its store is gone, and the files are not needed.
             with contextlib.suppress(StoreLostError):
                 self._files.send_last(self._generation)
 

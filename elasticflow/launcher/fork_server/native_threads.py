@@ -131,7 +131,7 @@ def _libraries_on_stack(thread: int, pointer: int) -> set[str]:
     if stack is None:
         return set()
     end = _words(max(pointer, stack.end - _DESCRIPTOR_BYTES), stack.end)
-    # The descriptor holds the thread's number; without it this is none, or that of another C library.
+    # A descriptor holds the thread's number; without the number this is no descriptor, or another C library's.
     if platform.machine() == "x86_64" and any(word & 0xFFFFFFFF == thread for word in end):
         began_with = _files_of(end, mapping_of)[-1:]
         if began_with and not _RUNTIME.match(began_with[0]):

@@ -116,7 +116,7 @@ class Standbys:
             try:
                 ours, theirs = (on_error.enter_context(end) for end in socket.socketpair())
                 pid = os.fork()
-            except OSError as error:  # no processes, memory or files are left; workers go on without it
+            except OSError as error:  # no processes, memory or files are left; workers do without it
                 sys.stderr.write(f"no standby of local rank {prepare.local_rank}: {error}\n")
                 return StandbyEnded(prepare.local_rank, 1)
             if pid == 0:

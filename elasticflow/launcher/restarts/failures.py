@@ -59,7 +59,7 @@ _MISMATCH = (
     "same step, also where it stops by its own loss (in a loop on elasticflow.join run.stop(reason) ends training on all)"
 )
 _ENFORCE = re.compile(r"^\[enforce fail at [^\]]*\] ")
-# As Python writes them of an exception that nobody caught, and of a syntax error; the frame is that of rich.
+# The forms in which Python writes an uncaught exception and a syntax error; the frame is rich's.
 _TRACEBACK = "Traceback (most recent call last):"
 _CALL = re.compile(r'^(?:  File ".+", line \d+(?:, in .+)?|[╭│╰].*)$')
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*(?::|$)")

@@ -58,7 +58,7 @@ class Follower:
         if self._process is None:
             try:
                 self._start()
-            except OSError as error:  # no process or no memory is left for it: the training goes on
+            except OSError as error:  # no process or no memory is left for it: training continues
                 self._lose(f"could not be started: {error.strerror}", now)
             return
         self._hear(self._process)

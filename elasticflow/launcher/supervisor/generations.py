@@ -210,7 +210,7 @@ class Generation:
 
     @property
     def has_left_well(self) -> bool:
-        """True if each worker exited with code 0 by itself, be it in the moment in which all were to be killed."""
+        """True if each worker exited with code 0 by itself, even in the moment in which all were to be killed."""
         ends = [worker for ended in self.ended.values() for worker in ended.workers]
         return (
             not self.lost and bool(ends) and all(end.exit_code == 0 and not end.ended_by_us for end in ends)

@@ -149,7 +149,7 @@ class IndexLoader:
             micro_batches = self._micro_batches(reads, fetch)
             yield Batch(samples, end, model_keys, micro_batches)
             if fetch is not None and not self._worker.should_leave:
-                # A script may go on after an error in the midst of the step: the next one gets its own samples all the same.
+                # A script may continue after an error within the step: the next step must get its own samples.
                 deque(micro_batches, maxlen=0)
 
     def _micro_batches(self, reads: list[Read], fetch: Iterator[Any] | None) -> Iterator[tuple[Any, int]]:

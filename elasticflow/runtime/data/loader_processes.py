@@ -236,7 +236,7 @@ def _enter_process(parent: int, _: int) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
     with suppress(OSError, ValueError, RuntimeError):  # standard error without a descriptor
         faulthandler.enable()
-    # Else a batch that cannot be sent is dropped, and the worker waits for it for ever.
+    # By default a batch that cannot be sent is dropped, and the worker waits for it for ever.
     Queue._on_queue_feeder_error = staticmethod(_end)  # type: ignore[attr-defined]  # noqa: SLF001
     if sys.platform == "linux":
         share_batches_without_names()

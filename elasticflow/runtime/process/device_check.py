@@ -67,7 +67,7 @@ def main() -> None:
     # GPUs that are hidden are none of the job's.
     found = [] if worker_environment.hides_gpus(os.environ) else ask_driver(float(sys.argv[2]))
     devices = visible_devices()
-    # Else all devices of the machine are the job's.
+    # Without a limit all devices of the machine are the job's.
     is_limited = "CUDA_VISIBLE_DEVICES" in os.environ or 0 < needed < len(devices)
     if not is_limited:
         _tell(finding for _, finding in found)

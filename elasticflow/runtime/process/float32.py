@@ -52,7 +52,7 @@ def _precisions(device: torch.device) -> dict[str, str]:
     others = backends.cudnn if of_cuda else backends.mkldnn
     matmul = backends.cuda.matmul if of_cuda else backends.mkldnn.matmul
     switches = {"matmul": matmul, "conv": others.conv, "rnn": others.rnn}
-    # "none": nobody has set it, and it is as precise as "ieee".
+    # "none" means that it was not set, which is as precise as "ieee".
     read = {name: str(switch.fp32_precision) for name, switch in switches.items()}
     return {name: "ieee" if precision == "none" else precision for name, precision in read.items()}
 

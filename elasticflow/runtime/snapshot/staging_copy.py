@@ -146,7 +146,7 @@ class DeviceCopier(Copier):
                 event.record(self._stream)
         training.wait_event(self._is_read)
         self.is_copying, self._waits_late = True, not self._was_overtaken
-        # At once, so that it goes on beside the next step also if nobody polls: `finish` may come right behind that step.
+        # At once, so that the copy continues beside the next step even without `poll`: `finish` may come right after that step.
         self._settled = self._thread.submit(self._settle)
         fault_injection.reach("snapshot.after_copy")
 
@@ -175,7 +175,7 @@ class DeviceCopier(Copier):
 
     def _settle(self) -> str | None:
         """Complete the copy in main memory; return the key of a tensor that was written meanwhile, if any. Runs in a thread."""
-        # Other threads go on: torch lets go of the interpreter's lock (torch 2.13, THPEvent_synchronize in torch/csrc/Event.cpp).
+        # Other threads continue: torch releases the interpreter's lock (torch 2.13, THPEvent_synchronize in torch/csrc/Event.cpp).
         self._is_through.synchronize()
         overtaken = self._comparison.difference()
         if self._bounced is not None:

@@ -39,7 +39,7 @@ def be_deterministic() -> None:
     # As `torch.use_deterministic_algorithms(True)`, which imports the compiler to tell it: here it is told once it is imported.
     torch.set_deterministic_debug_mode(_ERRORS)
     torch.backends.cudnn.benchmark = False
-    # Else every new tensor is filled first, in case somebody reads it before it is written.
+    # Deterministic torch would fill every new tensor, in case code reads it before it is written.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     deferred_compiler.once_imported(torch_private.compile_deterministically)
 

@@ -74,7 +74,7 @@ def shard_model(
         model.to(worker.device)
         return
     chosen = blocks_of(model, sharding, blocks)
-    # Held by nobody afterwards: a block's memory is free as soon as it is cut.
+    # No reference is held afterwards: a block's memory is free as soon as it is cut.
     model_buffers.send(worker, [t.detach() for t in (*model.parameters(), *model.buffers()) if not t.is_meta])
     layout = worker.layout
     groups = [

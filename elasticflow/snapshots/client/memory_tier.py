@@ -92,7 +92,7 @@ class MemoryTierClient:
 
     def reserve(self, nbytes: int) -> None:
         """Ask for slots for shards of *nbytes* and return at once; see `StagingClient.reserve`."""
-        # A run that holds its state already does not go on without: not each rank might learn of it.
+        # A run that holds a state cannot do without slots any more: some ranks might not learn of it.
         is_optional = self._is_optional and not self._link.slots
         self._link.reserve(nbytes + TAIL, is_held=True, is_optional=is_optional)
 
