@@ -21,7 +21,7 @@ from elasticflow.runtime.loop.run import Run
 from elasticflow.runtime.loop.script_checks import ScriptChecks
 from elasticflow.runtime.loop.training_loop import TrainingLoop
 from elasticflow.runtime.process import stopping
-from elasticflow.runtime.process.shard_layout import Sharding, layout_of, offloads
+from elasticflow.runtime.process.shard_layout import Sharding, layout_of
 from elasticflow.runtime.process.sharded_tensors import refuse_draws
 from elasticflow.system.units import parse_interval
 
@@ -236,16 +236,13 @@ def _member(chosen: LoopSettings, place: Path, shard: int | str | Sharding | Non
             shows_log=is_job,
         )
         if shard is not None:
-            worker.sharding = shard if isinstance(shard, Sharding) else Sharding(shard)  # type: ignore[arg-type]  # looked at next
+            sharding = shard if isinstance(shard, Sharding) else Sharding(shard)  # type: ignore[arg-type]  # looked at next
+            worker.sharding = sharding
             worker.layout = layout_of(
-                worker.world_size, worker.rank, worker.sharding.shard, worker.local_world_size
+                sharding, worker.world_size, worker.rank, worker.local_world_size, worker.device.type
             )
-            if worker.sharding.offload is not None:
-                worker.layout = worker.layout._replace(
-                    is_offloaded=offloads(worker.sharding, worker.device.type)
-                )
-                if not worker.layout.is_offloaded and worker.rank == 0:
-                    worker.event(events.OFFLOAD_LEFT_OUT)
+            if sharding.offload is not None and not worker.layout.is_offloaded and worker.rank == 0:
+                worker.event(events.OFFLOAD_LEFT_OUT)
     except stopping.Leaving:  # asked to exit before all ranks had met
         if is_job:
             raise

@@ -91,12 +91,15 @@ def offloads(sharding: Sharding, device_type: str) -> bool:
     return sharding.offload is not None and device_type != "cpu"
 
 
-def layout_of(world_size: int, rank: int, shard: object, local_world_size: int) -> ShardLayout:
-    """Return the place of a rank; *shard* is that of a `Sharding`.
+def layout_of(
+    sharding: Sharding, world_size: int, rank: int, local_world_size: int, device_type: str
+) -> ShardLayout:
+    """Return the place of a rank that trains on a device of this type.
 
     Raises:
         StateError: the ranks cannot be shared out among such replicas.
     """
+    shard: object = sharding.shard
     degree = {"node": local_world_size, "all": world_size}.get(shard) if isinstance(shard, str) else shard
     if type(degree) is not int or degree < 1:
         raise StateError(
@@ -109,4 +112,4 @@ def layout_of(world_size: int, rank: int, shard: object, local_world_size: int) 
             f"{world_size} workers cannot be shared out among replicas of {degree} workers each",
             f"start a multiple of {degree} workers, or share a model among {' or '.join(map(str, fits))}",
         )
-    return ShardLayout(world_size, rank, degree)
+    return ShardLayout(world_size, rank, degree, offloads(sharding, device_type))

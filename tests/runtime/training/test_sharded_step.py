@@ -64,9 +64,13 @@ def test_layouts() -> None:
         assert mine == list(each.leaves(8))
     everything = sorted(leaf for each in layouts for leaf in each.leaves(8))
     assert list(range(8)) == everything
-    assert (3, 6) == (layout_of(6, 0, "node", 3).degree, layout_of(6, 0, "all", 3).degree)
+    assert layout_of(Sharding("node"), 6, 0, 3, "cpu") == ShardLayout(6, 0, 3)
+    assert layout_of(Sharding("all", offload="cpu"), 6, 0, 3, "cpu") == ShardLayout(6, 0, 6)
+    assert layout_of(Sharding("all", offload="cpu"), 6, 0, 3, "cuda") == ShardLayout(
+        6, 0, 6, is_offloaded=True
+    )
     with pytest.raises(StateError, match="6 workers cannot be shared out among replicas of 4"):
-        layout_of(6, 0, 4, 6)
+        layout_of(Sharding(4), 6, 0, 6, "cpu")
     with pytest.raises(StateError, match="offload='disk' is no memory to keep parameters in"):
         Sharding(2, offload="disk")  # type: ignore[arg-type]
 
