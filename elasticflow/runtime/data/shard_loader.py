@@ -19,7 +19,7 @@ from elasticflow.runtime.data.index_loader import Batch
 from elasticflow.runtime.data.loader_processes import LeaveWhileWaiting
 from elasticflow.runtime.data.sample_reader import checked_collate
 from elasticflow.runtime.data.shard_reader import Chunk, ShardReader, read_ahead, require_iterable
-from elasticflow.runtime.data.step_plan import micro_batches
+from elasticflow.runtime.data.step_plan import micro_batch_ranges
 from elasticflow.runtime.measuring.marks import mark
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.process.position import even_split
@@ -175,7 +175,7 @@ class ShardLoader:
             shards = {part: range(part * self._per_part, (part + 1) * self._per_part) for part in self._parts}
             return [((part, 0), [s for n in shards[part] for s in taken.get(n, ())]) for part in self._parts]
         samples = [sample for shard in sorted(taken) for sample in taken[shard]]
-        cuts = micro_batches(len(samples), self._micro_batch_size)
+        cuts = micro_batch_ranges(len(samples), self._micro_batch_size)
         return [((self._worker.rank, number), samples[low:high]) for number, (low, high) in enumerate(cuts)]
 
     def _micro_batches(

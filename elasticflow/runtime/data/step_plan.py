@@ -123,7 +123,7 @@ def rank_pieces(
     low, high = even_split(count, ranks, rank)
     if low == high:  # more ranks than samples
         return []
-    cuts = micro_batches(high - low, micro_batch_size)
+    cuts = micro_batch_ranges(high - low, micro_batch_size)
     return [Piece((rank, number), low + begin, low + end) for number, (begin, end) in enumerate(cuts)]
 
 
@@ -136,7 +136,7 @@ def _num_ranks(count: int, full: int, world_size: int) -> int:
     return max(1, count // 2) if count < full and count < 2 * world_size else world_size
 
 
-def micro_batches(count: int, most: int | None) -> list[tuple[int, int]]:
+def micro_batch_ranges(count: int, most: int | None) -> list[tuple[int, int]]:
     """Return the half-open ranges of *count* samples that are micro-batches of at most *most*; None: all at once."""
     number = -(-count // (most or count or 1))
     return [even_split(count, number, part) for part in range(number)]
@@ -154,7 +154,7 @@ def shards_of_batch(size: int, micro_batch_size: int | None, world_size: int) ->
             "start fewer workers, or use larger batches: dataset.global_batch_size",
         )
     each = -(-size // world_size)
-    return min(size, world_size * len(micro_batches(each, micro_batch_size)))
+    return min(size, world_size * len(micro_batch_ranges(each, micro_batch_size)))
 
 
 def shard_pieces(count: int, full: int, virtual_shards: int, layout: ShardLayout) -> list[Piece]:
