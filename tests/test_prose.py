@@ -89,14 +89,14 @@ def entries_that_repeat_their_name(doc: Docstring) -> Iterator[str]:
             yield f"{name}: {text}"
 
 
-def bad_comments(path: Path) -> Iterator[str]:
+def bad_comments(code: str) -> Iterator[str]:
     """Yield comment blocks that begin with a clause in place of a subject, and comments with a private phrase."""
     previous = ""
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(code.splitlines(), 1):
         text, comment = line.strip(), COMMENT.search(line)
         has_no_subject = NOT_IN_COMMENT.match(text) and not previous.startswith("#")
         if has_no_subject or (comment and PRIVATE.search(comment[1])):
-            yield f"{path.relative_to(ROOT.parent)}:{number}: {text}"
+            yield f"{number}: {text}"
         previous = text
 
 
@@ -119,7 +119,16 @@ def chains_of_pronouns(doc: Docstring) -> Iterator[str]:
 
 def test_comments_are_plain_english() -> None:
     """No comment begins with `What is ...` or `Of the ...`, or says `nobody`."""
-    found = [text for path in sorted(ROOT.rglob("*.py")) for text in bad_comments(path)]
+    found = [
+        f"{path.relative_to(ROOT.parent)}:{text}"
+        for path in sorted(ROOT.rglob("*.py"))
+        for text in bad_comments(path.read_text(encoding="utf-8"))
+    ]
+    assert list(bad_comments('# Else it waits.\nx = "# nobody"  # nobody waits\n# Of\n')) == [
+        "1: # Else it waits.",
+        '2: x = "# nobody"  # nobody waits',
+        "3: # Of",
+    ]
     assert not found, f"{len(found)} places:\n" + "\n".join(found)
 
 
