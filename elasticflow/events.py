@@ -25,7 +25,7 @@ WORKER_FIELDS = ("node", "rank", "world_size", "step")
 class Template(NamedTuple):
     """A line for a person that needs only the event's fields.
 
-    A field stands in braces: `{node}`. A word behind it gives its form: `{seconds:span}`, `{loss:number}`,
+    A field stands in braces: `{node}`. A word after it gives its form: `{seconds:span}`, `{loss:number}`,
     `{attempt:count}`, `{keys:list}`; any other word is a noun to count: `{steps:step}` is `1 step` or `1,437 steps`.
 
     Attributes:

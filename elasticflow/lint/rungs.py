@@ -78,7 +78,7 @@ def _to_joined(script: Script, form: Form) -> Iterator[Change]:
             yield _change(script, call, "run = elasticflow.join(), before it")
         for call in script.calls:
             if called_name(call) in {"prepare", "setup"} and call.args:
-                yield _change(script, call, f"without loader and schedule; and behind it {_KEEP}")
+                yield _change(script, call, f"without loader and schedule; and after it {_KEEP}")
                 break
     else:
         for call in script.calls_of(INIT):
@@ -94,9 +94,7 @@ def _to_joined(script: Script, form: Form) -> Iterator[Change]:
 
 def _joined_loops(script: Script, form: Form, batches: _Loop, *outer: _Loop) -> Iterator[Change]:
     # In a script of one process no line stands for the calls around its loop.
-    joined = (
-        f"before it run = elasticflow.join(), {_KEEP}, replicas = run.wrap(model); behind it run.finish()"
-    )
+    joined = f"before it run = elasticflow.join(), {_KEEP}, replicas = run.wrap(model); after it run.finish()"
     around = f" ({joined})" if form.kind == "alone" else ""
     if outer and isinstance(outer[0], ast.For):
         yield _change(script, outer[0], f"for epoch in run.epochs(...):{around}")
@@ -108,7 +106,7 @@ def _joined_loops(script: Script, form: Form, batches: _Loop, *outer: _Loop) -> 
     yield Change(
         last.end_lineno or last.lineno,
         script.lines[(last.end_lineno or last.lineno) - 1].strip(),
-        "and behind it, in the loop: run.step(loss=loss)",
+        "and after it, in the loop: run.step(loss=loss)",
     )
 
 

@@ -30,11 +30,11 @@ class Keep:
     """The job file's rules for keeping committed snapshots; a snapshot stays if any rule keeps it.
 
     Attributes:
-        last: Number of the newest to keep.
-        best: Number of the best by metric to keep, among those measured like the newest; of equals, the newer.
+        last: Number of newest snapshots to keep.
+        best: Number of snapshots with the best metric to keep, among those measured like the newest; of equal ones, the newer.
         every: The first snapshot at or after each multiple of this interval; a time counts from 1970 on.
         within: Keep snapshots that are at most this much older than the newest, like "2 h".
-        best_mode: Says if the largest or the smallest metric is the best; None: `best` keeps nothing.
+        best_mode: "max" if the largest metric is the best, "min" if the smallest; None: `best` keeps nothing.
     """
 
     last: int = 3

@@ -38,13 +38,13 @@ TRAJECTORY = "ELASTICFLOW_WITNESS"  # folder of the records of the state after e
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 HEARTBEAT = struct.Struct("<qq16s")  # beats, finished steps, phase
-HELD = struct.Struct("<q")  # right behind: newest step whose state this rank holds in memory; 0: none
+HELD = struct.Struct("<q")  # after that: newest step whose state this rank holds in memory; 0: none
 PROFILE = struct.Struct(
     "<q"
-)  # behind that, written by the agent: number of the newest request for a trace; 0: none
+)  # after that, written by the agent: number of the newest request for a trace; 0: none
 FIGURES = struct.Struct(
     "<qdd4q16s"
-)  # behind that: `windows`, `own_s`, `step_s`, usage and device of `RankFigures` in messages.py
+)  # after that: `windows`, `own_s`, `step_s`, usage and device of `RankFigures` in messages.py
 HEARTBEAT_SLOT = 128  # bytes per local rank: whole cache lines, so that ranks do not disturb each other
 
 # Without a fixed workspace cuBLAS may add in another order each time; with CUDA this value fixes it.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 20
 Record = dict[str, Any]
 Key = tuple[Any, ...]
-# Items of a key that tell its place; an item behind them is a name.
+# Items of a key that tell its place; an item after them is a name.
 _PLACE = 2
 
 
@@ -44,7 +44,7 @@ class Bookmark:
 class OrderedLines:
     """Reads the lines of a file whose keys ascend, each key once, even if its end is cut off and written again.
 
-    A key is a place of up to two items; behind two may stand a name, by which several lines of one place are told apart.
+    A key is a place of up to two items; after two may stand a name, by which several lines of one place are told apart.
     A line that is damaged when a later line is read is never read again, even if it is repaired.
 
     Attributes:
@@ -59,7 +59,7 @@ class OrderedLines:
     is_strict: bool = True
 
     def read(self, mark: Bookmark, most: int) -> tuple[list[Record], Bookmark]:
-        """Return at most *most* records after *mark*, and the mark behind them; no records if none are written yet.
+        """Return at most *most* records after *mark*, and the mark after them; no records if none are written yet.
 
         Raises:
             OSError: the file is there and cannot be read.
@@ -91,7 +91,7 @@ class OrderedLines:
         return records, mark
 
     def _found_again(self, mark: Bookmark) -> Bookmark:
-        """Return *mark* moved behind the last line that was read, in a file whose end was cut and perhaps written again."""
+        """Return *mark* moved past the last line that was read, in a file whose end was cut and perhaps written again."""
         if not mark.key:
             return Bookmark()
         by_key: Bookmark | None = None

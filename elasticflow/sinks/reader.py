@@ -54,12 +54,12 @@ class Position:
 
 @dataclass(frozen=True)
 class Batch:
-    """Points and events behind a position.
+    """Points and events after a position.
 
     Attributes:
         points: In order of their steps.
         events: In the order of events.jsonl.
-        end: The position behind them; the given position if nothing is written behind it yet.
+        end: The position after them; the given position if nothing is written behind it yet.
     """
 
     points: tuple[Point, ...]
@@ -76,7 +76,7 @@ class Reader:
         self._events = OrderedLines(folder.events, _key_of_event, is_strict=False)
 
     def after(self, position: Position, most: int = _AT_ONCE) -> Batch:
-        """Return the points behind *position*, from at most *most* lines of each source.
+        """Return the points after *position*, from at most *most* lines of each source.
 
         A step that is done again after a restart gives no second point: the first point counts.
 
@@ -94,7 +94,7 @@ class Reader:
         return Batch(tuple(points), (), end)
 
     def events_after(self, position: Position, most: int) -> Batch:
-        """Return at most *most* of the events behind *position*.
+        """Return at most *most* of the events after *position*.
 
         Raises:
             OSError: the file is there and cannot be read.
@@ -103,7 +103,7 @@ class Reader:
         return Batch((), tuple(happened), replace(position, told=end))
 
     def count(self, position: Position, *, with_events: bool) -> int:
-        """Return the number of points behind *position*, and of events if *with_events*.
+        """Return the number of points after *position*, and of events if *with_events*.
 
         Raises:
             OSError: a file is there and cannot be read.
@@ -115,7 +115,7 @@ class Reader:
         return total + (self.count_events(position, lambda _: True) if with_events else 0)
 
     def count_events(self, position: Position, is_counted: Callable[[EventRecord], object]) -> int:
-        """Return the number of events behind *position* that *is_counted* accepts.
+        """Return the number of events after *position* that *is_counted* accepts.
 
         Raises:
             OSError: the file is there and cannot be read.

@@ -74,7 +74,7 @@ class Sink(ABC):
     """Sends a run's points and events somewhere; one object serves one run, in one thread.
 
     Any method may block and may raise any exception: the follower reports it once, makes a new object after a pause and
-    continues behind the last call that returned. The batch of a call that raised, or did not return before the process
+    continues after the last call that returned. The batch of a call that raised, or did not return before the process
     was killed, is given again: a sink that can tell which points have arrived should leave them out.
     """
 

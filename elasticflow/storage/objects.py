@@ -77,7 +77,7 @@ class ObjectStore:
         try:
             return bytes(self._fs.cat_file(self._at(path), start=start, end=start + size))
         except Exception as error:
-            # The range begins at the end of the file, or behind it.
+            # The range begins at the end of the file, or after it.
             if errors.status_of(error) == _NOT_IN_RANGE:
                 return b""
             raise

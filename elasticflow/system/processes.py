@@ -186,7 +186,7 @@ def catches(pid: int, number: signal.Signals) -> bool:
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/<pid>/stat behind the command's name, whatever that holds; none if the process is gone.
+    """Return the fields of /proc/<pid>/stat after the command's name, whatever that holds; none if the process is gone.
 
     psutil has neither the flags nor the kernel's own names of states, and its times change when the clock is set.
     """

@@ -35,7 +35,7 @@ END = ("dist.destroy_process_group()", "run.finish()")
         (PLAIN, "function", [*DDP, BACKWARD, END]),
         (FUNCTIONS, "function", [*DDP, BACKWARD]),
         (TRAINER, "class", [*DDP, BACKWARD, END]),
-        (ALONE, "function", [("for epoch", "run = elasticflow.join(), run.keep("), ("for epoch", "behind it run.finish()"), *DDP[3:], BACKWARD]),
+        (ALONE, "function", [("for epoch", "run = elasticflow.join(), run.keep("), ("for epoch", "after it run.finish()"), *DDP[3:], BACKWARD]),
         (ACCELERATE, "accelerate", [("Accelerator(cpu=True)", "before it"), ("accelerator.prepare(", "run.keep("), *DDP[2:]]),
         (FABRIC, "fabric", [("Fabric(", "before it"), ("fabric.setup(", "run.keep("), *DDP[2:]]),
         ("import transformers\nt = transformers.Trainer(model)\nt.train()\n", "transformers", []),

@@ -1,4 +1,4 @@
-"""Ranks that do not end although a peer has ended well: torch may deadlock in what runs at the end of a process."""
+"""Ranks that do not end although a peer has ended well: torch may deadlock while its process ends."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from elasticflow.protocol.messages import StalledWorker
 
 GRACE_S = 300.0
-"""A rank may finish something that its peers do not take part in, such as an export: it shows signs of life."""
+"""Seconds without a sign of life; a rank that does work of its own, such as an export, shows some."""
 _LOOK_S = 1.0
 # An observer that was paused for so long has seen nothing in between: a laptop that slept.
 _PAUSE_S = 10.0
-# Threads that only look whether there is something to do need less of a core than this share, and read less in a second.
+# Threads that only poll use a smaller share of a core than this, and read fewer bytes in a second.
 _IDLE_SHARE, _IDLE_BYTES_PER_S = 0.001, 16
 
 
@@ -78,7 +78,7 @@ class LingeringRanks:
         )
 
     def begin_again(self) -> None:
-        """Give the ranks that are left another grace: one of them is at work, though it does nothing that is seen."""
+        """Give the ranks that are left another grace: one of them is at work without a sign of life."""
         self._signs = {}
 
 
@@ -88,7 +88,7 @@ def waits_for_peers(worker: StalledWorker) -> bool:
 
 
 def sleeps(worker: StalledWorker, pid: int) -> bool:
-    """Return whether the job's own code in the process *pid* waits for a time or for input: both come, as a lock may not."""
+    """Return whether the job's own code in the process *pid* waits for a time or for input: both come, but a lock may not."""
     return bool(worker.frames) and not _is_leaving(worker) and not waits_for_lock(pid)
 
 

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Container, Mapping
 
 
-# Even quick steps may stall for so long without a hang.
+# Quick steps, too, may stall for so long without a hang.
 MIN_LIMIT_S = 60.0
 STALL_FACTOR = 10
 STALLS_TO_LEARN = 10
-# Another shape may take minutes where ten took milliseconds: what a compiler took says nothing of what it will take.
+# A compiler may take minutes for a new shape after ten that took milliseconds.
 UNPREDICTABLE = frozenset({"compile"})
 # On one node; the bound of nodes.nproc_per_node.
 MOST_WORKERS = 1024
@@ -53,12 +53,12 @@ class HangTimeouts:
         self._seen: dict[str, tuple[int, float]] = {}  # by phase: how often it stalled, and the longest stall
 
     def note(self, phase: str, seconds: float) -> None:
-        """Take in that a rank made no progress for *seconds* in *phase*, and continued."""
+        """Note that a rank made no progress for *seconds* in *phase*, and continued."""
         number, longest = self._seen.get(phase, (0, 0.0))
         self._seen[phase] = number + 1, max(longest, seconds)
 
     def allow_as_long(self, phase: str, seconds: float) -> None:
-        """Take in that a stall of *seconds* counted as a hang: a stall as long does not count again."""
+        """Note that a stall of *seconds* counted as a hang: a stall of that length does not count again."""
         self.note(phase, min(seconds, self._ceiling_s))
 
     def of(self, phase: str) -> float:
@@ -110,7 +110,7 @@ def heartbeat_memory() -> int:
 class WorkerHeartbeats:
     """The agent's side of the heartbeats: judges if the workers make progress.
 
-    A beat is progress (a new step or phase), not a tick: a deadlocked rank has none.
+    A beat means progress (a new step or phase): a deadlocked rank does not beat.
 
     Args:
         ceiling_s: Upper limit of a phase without progress, in seconds.
@@ -142,7 +142,7 @@ class WorkerHeartbeats:
         self._slots = [_Slot(0, self._first, self._looked, entered=self._looked) for _ in range(workers)]
 
     def held(self) -> int | None:
-        """Return the newest step whose state all local ranks hold in memory; None if one of them holds none."""
+        """Return the newest step whose state all local ranks hold in memory; None if a rank holds no state."""
         offsets = (rank * HEARTBEAT_SLOT + HEARTBEAT.size for rank in range(len(self._slots)))
         return min((HELD.unpack_from(self._memory, offset)[0] for offset in offsets), default=0) or None
 
@@ -164,9 +164,9 @@ class WorkerHeartbeats:
         PROFILE.pack_into(self._memory, offset, number)
 
     def look(self, gone: Container[int]) -> bool:
-        """Take in new beats; return whether all workers but those *gone* have made no progress for longer than they may.
+        """Take in new beats; return whether every worker not in *gone* has made no progress for longer than its limit.
 
-        While one of them moves, the others may be waiting for it: in a collective, or at the end of an evaluation.
+        While one worker moves, the others may be waiting for it: in a collective, or at the end of an evaluation.
         """
         now = time.monotonic()
         pause_s, self._looked = now - self._looked, now
@@ -191,7 +191,7 @@ class WorkerHeartbeats:
         return [rank for rank, slot in enumerate(self._slots) if self._looked - slot.since >= seconds]
 
     def heard(self, local_rank: int, printed: int) -> None:
-        """Take in how many bytes a local rank has printed: more, or less once some are left out, is progress of a script."""
+        """Take in how many bytes a local rank has printed; a change (also a cut of its files) is progress of a script."""
         slot = self._slots[local_rank]
         if printed != slot.printed:
             slot.printed = printed
@@ -199,14 +199,14 @@ class WorkerHeartbeats:
                 slot.since = time.monotonic()
 
     def allow_as_long(self) -> None:
-        """Do not count a stall as a hang again that lasts no longer than the present stall of the worker."""
+        """Stop counting stalls as hangs that last no longer than the present ones."""
         for progress in self.progress():
             self.hang_timeouts.allow_as_long(progress.phase, progress.seconds)
 
     def awaited(self) -> WorkerActivity | None:
         """Return the activity of the worker for which the others seem to wait, as of the last look; None without workers.
 
-        Those that wait do so in a step: in a collective.
+        The others wait within a step, in a collective.
         """
         now = time.monotonic()
         activities = [WorkerActivity(slot.phase, slot.step, now - slot.entered) for slot in self._slots]

@@ -120,7 +120,7 @@ def _rank(found: Interface) -> tuple[bool, bool]:
 
 
 def _plain(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Return the address without the interface that may stand behind a link-local one."""
+    """Return the address without the interface that may follow a link-local one."""
     return ipaddress.ip_address(address.partition("%")[0])
 
 

@@ -1,4 +1,4 @@
-"""The classes under which ends are told and counted: failures, one row each, and outcomes that are no fault of the run."""
+"""The classes in which a generation's end is reported and counted: failures, one row each, and outcomes that are no failure."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ Outcome = Literal["finished", "drained", "resized", "preempted"]
 OUTCOMES: frozenset[str] = frozenset(get_args(Outcome))
 
 Repeat = Literal["same error", "same step"]
-"""What may not come again without progress: an error with the same fingerprint, or the class at the same step."""
+"""A repetition without progress: an error with the same fingerprint, or the same class at the same step."""
 
 BlamesSnapshot = Literal["never", "always", "if it faulted"]
-"""Whether what was restored can be the cause; a fault is a signal that a program brings upon itself."""
+"""If the restored snapshot can be the cause; "faulted": the process died of a signal that it caused itself."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ class FailureRow:
 
     Attributes:
         free_times: Failures in a row, without progress in between, that cost nothing; the next one is charged.
-        final_before_first_step: Another try is hopeless where no step was finished.
-        final_repeat: Another try is hopeless after this; None: the budget alone decides.
-        repeat_reason: Why another try is hopeless, in words for the verdict.
+        final_before_first_step: Another try is hopeless if no step was finished.
+        final_repeat: Another try is hopeless after this repetition; None: the budget alone decides.
+        repeat_reason: The reason why another try is hopeless, in words for the verdict.
         blames_snapshot: The snapshot that the generation resumed from can be the cause.
         excuses_drift: The job's own code is expected to differ when the run continues.
-        counted_as: The class under which the budget counts it, where that is another.
+        counted_as: The class under which the budget counts it; None: its own.
     """
 
     free_times: int = 0
@@ -68,11 +68,11 @@ FAILURES: Mapping[str, FailureRow] = {
         excuses_drift=True,
     ),
     "oom": FailureRow(),
-    # A device that fails may be well after its reset, or left out: the budget decides, however often it comes.
+    # A device that fails may work after its reset, or be left out: the budget decides, however often it fails.
     "device": FailureRow(),
     "hang": FailureRow(),
     "crash": FailureRow(blames_snapshot="if it faulted"),
-    # Training is deterministic: the second time at one step is the proof that it stays so.
+    # Training is deterministic: the second time at one step proves that it would fail there each time.
     "nonfinite": FailureRow(
         final_repeat="same step",
         repeat_reason="the loss was not finite at the same step again",
@@ -85,11 +85,11 @@ FAILURES: Mapping[str, FailureRow] = {
     "storage": FailureRow(),
     "snapshot_corrupt": FailureRow(),
     "node_lost": FailureRow(),
-    # A dead agent is no one's fault; one that dies again and again without a finished step is no accident.
+    # A single dead agent may be an accident; an agent that dies again and again without a finished step is not.
     "agent_lost": FailureRow(free_times=3),
-    # How a worker fails whose peer is gone, where nothing tells why the peer is.
+    # A worker whose peer is gone, if the reason for that is unknown.
     "peer": FailureRow(counted_as="crash"),
 }
 
 CLASSES: frozenset[str] = frozenset(FAILURES) | OUTCOMES - {"finished"}
-"""What the ledger may hold: a worker may have left, or been killed, on the way to an outcome."""
+"""The classes that the ledger may hold: a worker may have left, or been killed, on the way to an outcome."""

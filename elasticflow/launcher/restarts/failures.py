@@ -353,7 +353,7 @@ def _last_lines(report: Report) -> tuple[str, ...]:
         text = text[: fatal.start()]
     if not _is_killed(report) and (traceback := _last_traceback(text)) is not None:
         text = text.partition(_TRACEBACK if _TRACEBACK in text else traceback)[0]
-    # A progress bar writes its line anew behind each carriage return: the last of them is what a terminal shows.
+    # A progress bar writes its line anew after each carriage return: the last of them is what a terminal shows.
     lines = [line.rstrip().rpartition("\r")[2][:_LONGEST_LINE] for line in text.split("\n")]
     return tuple(filter(None, lines))[-_MOST_LINES:]
 

@@ -83,7 +83,7 @@ class PendingBatch(NamedTuple):
 
     Attributes:
         batch: The batch on the device; not to be used before it is handed out.
-        is_through: Recorded behind its copies.
+        is_through: Recorded after its copies.
         recorded: Tensors allocated on the stream of the copies, and objects that hold such tensors; each has `record_stream`.
     """
 

@@ -163,7 +163,7 @@ class _Probe:
         return contents
 
     def after(self, content: Content, index: int) -> Content:
-        """Return *content* and a sample behind it."""
+        """Return *content* and a sample after it."""
         added = content.copy()
         added.add(self.sample(index))
         return added

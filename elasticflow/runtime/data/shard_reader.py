@@ -117,7 +117,7 @@ class ShardReader:
             if not hasattr(samples, "__iter__"):
                 raise DatasetError(
                     f"skip({passed}) of a data shard returned a {type(samples).__name__}, which has no __iter__",
-                    "let skip(count) return what yields the samples behind the first `count`: self, if it moves in place",
+                    "let skip(count) return an iterable of the samples after the first `count`: self, if it moves in place",
                 )
             _set_epoch(samples, epoch)
         return iter(samples), passed

@@ -37,7 +37,7 @@ class Content:
     its class alone.
 
     Args:
-        end: Bytes behind each number and text: with none, (1, 23) and (12, 3) have one digest. Fingerprints in snapshots have none.
+        end: Bytes after each number and text: without them, (1, 23) and (12, 3) have one digest. Fingerprints in snapshots have no such bytes.
 
     Attributes:
         unseen: Classes of the objects that cannot be looked into, each once.

@@ -273,7 +273,7 @@ class Ballot:
 
 
 def _how_it_goes_on(rank: int, step: int, is_over: bool) -> str:
-    return f"rank {rank} {'left its loop' if is_over else 'goes on'} after step {step}"
+    return f"rank {rank} {'left its loop' if is_over else 'continues'} after step {step}"
 
 
 def _as_now(value: Any) -> float | torch.Tensor:

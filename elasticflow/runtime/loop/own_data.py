@@ -29,9 +29,9 @@ _COMPARED_PASSES = 2
 
 
 def seeds() -> list[str]:
-    """Return a text for each generator, of Python, NumPy and torch: the same in all processes that have seeded it alike."""
+    """Return a text for the generators of Python, NumPy and torch: equal in all processes that have seeded them equally."""
     numpy_state: Any = np.random.get_state()  # noqa: NPY002  # scripts draw from the global generator
-    # Not `hash`: that of None is another one in each process.
+    # Not `hash`, which differs from process to process for None.
     states = repr(random.getstate()).encode(), numpy_state[1].tobytes() + repr(numpy_state[2:]).encode()
     return [*(sha256(state).hexdigest() for state in states), str(torch.initial_seed())]
 
@@ -41,11 +41,11 @@ class OwnData:
 
     def __init__(self, worker: Worker, warn: Callable[[str], None]) -> None:
         self._worker, self._warn = worker, warn
-        # In the keys of Python's, NumPy's and torch's generator.
+        # The rank that seeds Python's, NumPy's and torch's generator; 0 where the script seeds all ranks alike.
         self._ranks = (0, 0, 0)
         self._losses: list[list[str]] = []
         self._looks_for_draws = self._has_looked_for_workers = False
-        # After `seed`, to see draws since then.
+        # The generators' states after `seed`, to notice draws.
         self._words_before: list[Any] | None = None
 
     def note_seeds(self) -> None:
@@ -58,11 +58,11 @@ class OwnData:
         self._ranks = of_python, of_numpy, of_torch
 
     def note_resumed(self) -> None:
-        """Note that the first pass of a resumed run has ended, before which `seed` was not called: look if passes draw."""
+        """Note that `seed` was not called before the first pass of a resumed run, which has ended: look if passes draw."""
         self._looks_for_draws, self._words_before = True, None
 
     def begin_pass(self, step: int) -> None:
-        """Seed the generators again for the pass after *step*, if the code behind `Run.step` may have drawn."""
+        """Seed the generators again for the pass after *step*, if the code after `Run.step` may have drawn."""
         # Draws on a device are not seen.
         is_seen = self._worker.device.type == "cpu" and self._worker.generators.can_look
         if self._words_before is not None and not (is_seen and self._words_before == self._words()):
@@ -93,13 +93,13 @@ class OwnData:
         random_streams.seed_two(of_python, of_numpy)
 
     def warn_of_workers(self) -> None:
-        """Warn, after an epoch, of loader processes that live on: no restart has the states of their random generators."""
+        """Warn, after an epoch, of loader processes that outlive it: a restart lacks the states of their random generators."""
         if self._has_looked_for_workers:
             return
         self._has_looked_for_workers = True
         if any(loader.persistent_workers and loader.num_workers for loader in living(DataLoader)):
             self._warn(
-                "a DataLoader has persistent_workers, whose random generators go on from epoch to epoch: samples that draw random numbers "
+                "a DataLoader has persistent_workers, whose random generators continue from epoch to epoch: samples that draw random numbers "
                 "are others after a restart; without persistent_workers each epoch has the same ones again"
             )
 
@@ -109,7 +109,7 @@ class OwnData:
         self.seed(step)
 
     def _compare(self, loss: Any) -> None:
-        """Warn if all ranks have the same losses in the first passes: they learn from the same samples. Collective: every rank."""
+        """Warn if all ranks have the same losses in the first passes, since they learn from the same samples. Collective: every rank."""
         if self._worker.world_size == 1 or len(self._losses) == _COMPARED_PASSES:
             return
         self._losses.append(

@@ -1,6 +1,6 @@
 """Checks of a loop written by hand, and messages to its author on standard error.
 
-The train.py that the compiler writes needs none of them: it does what a loop must, and a supervisor follows its log.
+The train.py that the compiler writes needs no checks, and a supervisor follows its log.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OWN_LOOP_OVER = "the script's own loop is over"
 
 
 class ScriptChecks:
-    """Checks what a script holds, its arguments and its `enumerate`; every rank."""
+    """Checks a script's state, its arguments and its `enumerate`. Every rank has one."""
 
     def __init__(self, worker: Worker, gradients: Gradients | None, ignored: tuple[str, ...]) -> None:
         self._worker, self._gradients, self._ignored = worker, gradients, ignored
@@ -46,12 +46,12 @@ class ScriptChecks:
         caller: FrameType,
         repeats_epochs: Callable[[], bool],
     ) -> None:
-        """Take up where the snapshot that was restored ended, if there is one. Collective: every rank.
+        """Continue where the restored snapshot ended, if there is one. Collective: every rank.
 
-        From now on look at the state in variables of *caller*, which has given *passed* to `Run.keep`.
+        From now on watch the state in variables of *caller*, which has given *passed* to `Run.keep`.
 
         Raises:
-            LoopDriftError: an argument of `join` differs from what the snapshot was taken with.
+            LoopDriftError: an argument of `join` differs from the snapshot's.
         """
         snapshots.unsaved.add(
             ScriptState(state, caller, passed, self._ignored, self._tell_of_left_out, repeats_epochs).look
@@ -72,7 +72,7 @@ class ScriptChecks:
         """Have snapshots record the arguments of the batches; where the run *is_resumed* in them, compare the arguments.
 
         Raises:
-            LoopDriftError: an argument differs from what the snapshot was taken with.
+            LoopDriftError: an argument differs from the snapshot's.
         """
         snapshots.describe_loop(settings)
         before = {key: value for key, value in (snapshots.loop or {}).items() if drift.is_of_batches(key)}
@@ -80,20 +80,20 @@ class ScriptChecks:
             drift.require_unchanged(self._worker, before, settings)
 
     def check_count(self, frame: FrameType, batch: Batch) -> None:
-        """Warn of *frame* if it counts its batches by `enumerate`, at the first batch: where a step depends on the number, or after a restart."""
+        """Warn at the first batch if *frame* counts batches by `enumerate`, and a step depends on the number or the run was restarted."""
         looks, self._looks_for_enumerate = self._looks_for_enumerate, False
         counted = carried_values.enumerated_at(frame) if looks else None
         if counted is None:
             return
         if 0 not in (batch.number, within(batch.end).step - 1):
             self.warn(
-                f"enumerate(run.batches(...)) begins to count again, and this is batch {batch.number} of its epoch: a restart went "
-                "on here; batch.number is right where a step depends on the number"
+                f"enumerate(run.batches(...)) begins to count again, and this is batch {batch.number} of its epoch: a restart "
+                "continued here; batch.number is right where a step depends on the number"
             )
         elif counted.is_learned_from:
             self.warn(
                 f"a step depends on {counted.counter}, which counts the passes of the loop over run.batches: a restart in the middle "
-                "of an epoch would begin to count again; batch.number, or batch.end.step, goes on there"
+                "of an epoch would begin to count again; batch.number, or batch.end.step, continues there"
             )
 
     def tell(self, text: str) -> None:
@@ -116,7 +116,7 @@ class ScriptChecks:
 
 
 def _remedy_for(name: str, kind: str) -> str:
-    """Return the way for a script to have a restart continue with what lies at *name*."""
+    """Return the change of a script by which a restart continues with the object at *name*."""
     argument = f"run.keep({argument_for(name)}={name})"
     match kind:
         case script_state.COUNTER:

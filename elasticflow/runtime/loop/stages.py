@@ -127,7 +127,7 @@ class Stages:
         if epochs.source is not None and arguments != epochs.arguments:
             raise StateError(
                 f"run.batches was given {_listed(arguments)} in this epoch, and {_listed(epochs.arguments)} in the one before",
-                "a loop over run.epochs has one dataset and one size; another loop over epochs behind it may have others",
+                "a loop over run.epochs has one dataset and one size; another loop over epochs after it may have others",
             )
         epochs.arguments = arguments
         if dataset is not epochs.dataset:

@@ -363,7 +363,7 @@ class TrainingLoop:
             return False
         if source.stage == now and self._is_training and self.schedule.steps is None:
             raise StateError(
-                f"run.batches was called after {self.position.step} steps over data that the script reads itself, and would begin behind "
+                f"run.batches was called after {self.position.step} steps over data that the script reads itself, and would begin after "
                 "as many samples",
                 "for epoch in run.epochs(1): around the loop over that data makes it a stage of its own",
             )

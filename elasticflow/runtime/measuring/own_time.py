@@ -1,7 +1,7 @@
 """The time of a step that is a rank's own, without the time in which it waits for other ranks: so that slow ranks are known.
 
 A step's own part begins when the step before is finished, and ends when the rank is about to exchange something with the
-others: behind the forward of the last micro-batch (`DistributedDataParallel` exchanges during the backward), behind the backward
+others: after the forward of the last micro-batch (`DistributedDataParallel` exchanges during the backward), after the backward
 in exact mode and where a step moves its optimizers itself; in a loop that the script writes, when the script gets its batch.
 
 A batch that is not cut evenly gives some ranks more to do: the own part is told as for an even share of the samples.
@@ -54,7 +54,7 @@ class OwnTime:
             self._end_window(now)
 
     def begin_anew(self) -> None:
-        """Begin the step behind other work, such as an evaluation."""
+        """Begin the step after other work, such as an evaluation."""
         self._began = time.perf_counter()
 
     def end_own_part(self, share: float = 1.0) -> None:
@@ -101,7 +101,7 @@ class DeviceOwnTime(OwnTime):
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """Begin the step behind other work."""
+        """Begin the step after other work."""
         self._first = self._event() if len(self._parts) < _MOST_STEPS else None
 
     def end_own_part(self, share: float = 1.0) -> None:

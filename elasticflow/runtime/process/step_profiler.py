@@ -135,7 +135,7 @@ class _Trace:
     def end(self) -> bool:
         """Write what was recorded; return whether that was anything."""
         marks.record(is_on=False)
-        self.first += 1  # behind the one that warmed up
+        self.first += 1  # after the one that warmed up
         self._profiler.stop()
         self._profiler = None
         return self._is_written

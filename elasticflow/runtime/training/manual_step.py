@@ -164,7 +164,7 @@ class ManualStep:
                 return
             if len(args) > 1 or kwargs.get("closure") is not None:
                 raise StateError(
-                    f"the training step gives {self._names[number]} a closure, which would be called behind the exchange of "
+                    f"the training step gives {self._names[number]} a closure, which would be called after the exchange of "
                     "gradients",
                     "call backward() first, and step() without a closure",
                 )

@@ -181,7 +181,7 @@ def require_made_after(model: nn.Module, optimizers: Iterable[Any]) -> None:
     if sharded_modules(model) and trained and not trained & moved:
         raise StateError(
             "the optimizer moves no parameter of the sharded model: sharding replaces a model's parameters by this worker's rows",
-            "make the optimizer of model.parameters() once the model is sharded, behind run.wrap or fully_shard",
+            "make the optimizer of model.parameters() once the model is sharded, after run.wrap or fully_shard",
         )
 
 

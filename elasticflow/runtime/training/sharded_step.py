@@ -161,7 +161,7 @@ class ShardedStep(ReplicatedStep):
         if is_sharded(loss):
             raise StateError(
                 "the loss depends on parameters beside the forward of the sharded model, such as on a sum of their squares",
-                "weight_decay of the optimizer; or add the gradient of that term to parameter.grad behind run.gradients",
+                "weight_decay of the optimizer; or add the gradient of that term to parameter.grad after run.gradients",
             )
         try:
             with mark("backward"):
@@ -370,7 +370,7 @@ class _Calls:
         def end(*_: Any) -> None:
             if sums:
                 now = _own_parameters(module).items()
-                exact.require_unchanged(sums, now, "what it changes of a sharded model is lost behind it")
+                exact.require_unchanged(sums, now, "what it changes of a sharded model is lost after it")
                 sums.clear()
 
         module.register_forward_pre_hook(begin)

@@ -66,7 +66,7 @@ class Due:
         object.__setattr__(self, "_counted", counted)
 
     def is_due(self, previous: HasPosition, now: HasPosition, seconds: float = 0.0) -> bool:
-        """Return whether it is due at *now*; it was last done, or training began, at *previous*, *seconds* ago."""
+        """Return whether it is due at *now*; *previous* is where it was last done or training began, *seconds* ago."""
         if now.step <= previous.step:
             return False
         # This runs at every step, so it calls nothing.
@@ -76,7 +76,7 @@ class Due:
         return self.is_due_by_time(seconds)
 
     def trigger(self, previous: HasPosition, now: HasPosition) -> str:
-        """Return the reason why it is due at *now*: "epoch", "steps" or "samples"; "time" if no counted interval does."""
+        """Return the kind of interval by which it is due at *now*: "epoch", "steps" or "samples"; "time" if no counted one."""
         reached = {
             name
             for name, amount in self._counted
@@ -90,14 +90,14 @@ class Due:
 
 
 class BoundedShare:
-    """Decides when something that takes time is due again, so that it takes at most a `SHARE` of the time.
+    """Decides when a repeated action is due again, so that it takes at most a `SHARE` of the time.
 
-    Time is an argument. A clock that was set back begins the pause anew. One time that was measured far too long (the process
-    was suspended meanwhile) does not count for long: the median of the last three decides. Waits for other ranks vary more, by
-    lags for which the next step would wait otherwise: the median of the last `_WAITS` counts.
+    Time is an argument. A clock that was set back begins the pause anew. The cost is the median of the last three, so that one that
+    was measured far too long (the process was suspended meanwhile) does not count. Waits for other ranks vary more, since the action
+    takes over waits of the next step: the median of the last `_WAITS` counts.
 
     Args:
-        expected: Seconds that the first is expected to take.
+        expected: Seconds that the first action is expected to take.
     """
 
     SHARE = 1 / 50
@@ -124,7 +124,7 @@ class BoundedShare:
         self._waited.append(0.0)
 
     def spent(self, seconds: float, waited: float = 0.0) -> None:
-        """Note that the last one took *seconds*, and waited so long for other ranks, beside what was told before."""
+        """Add *seconds* to the cost of the last action, and *waited* to its waits for other ranks."""
         self._taken[-1] += max(0.0, seconds)
         self._waited[-1] += max(0.0, waited)
 
@@ -168,7 +168,7 @@ def reasons(
 
 
 def _add_owners(staying: dict[str, set[str]], borrowed_from: Mapping[str, Collection[str]]) -> None:
-    """Add to *staying* the snapshots whose files those in it refer to, and so on."""
+    """Add to *staying* every snapshot to whose files a staying snapshot refers, directly or not."""
     todo = list(staying)
     while todo:
         for owner in borrowed_from[todo.pop()]:
@@ -179,9 +179,9 @@ def _add_owners(staying: dict[str, set[str]], borrowed_from: Mapping[str, Collec
 
 
 def _recent(newest_first: list[Manifest], within: str | None) -> set[str]:
-    """Return the snapshots within that time before the newest; no clock is read, so a job that rested loses none.
+    """Return the snapshots within that time before the newest; no clock is read, so a job that paused loses none.
 
-    A snapshot that seems younger than a later one was taken before the clock was set back: it counts as of that age.
+    A snapshot that seems younger than a later one was taken before the clock was set back: it counts as old as the later one.
     """
     if within is None:
         return set()

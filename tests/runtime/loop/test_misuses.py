@@ -751,7 +751,7 @@ COUNTED = [
                 run.step(loss=loss, samples=8)
         run.finish()
         """,
-        says="a DataLoader has persistent_workers, whose random generators go on from epoch to epoch",
+        says="a DataLoader has persistent_workers, whose random generators continue from epoch to epoch",
         like=NOISY_STEPS.replace("die()", "pass").replace("* noise", ""),
     ),
     right(
@@ -1090,7 +1090,7 @@ LEAVING = [
     ),
     refused(
         "break out of run.epochs by what each rank measures",
-        "rank 0 goes on after step 5, and rank 1 left its loop after step 5",
+        "rank 0 continues after step 5, and rank 1 left its loop after step 5",
         """
         run, model, optimizer = begin()
         for epoch in run.epochs(3):
