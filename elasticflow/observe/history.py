@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder
 
 SUPERVISOR_LOST = "supervisor_lost"
-"""Class of a stop that the supervisor could not write down itself."""
+"""Class of a stop that the supervisor could not record itself."""
 STATUS_OF_END: dict[str, Status] = {
     events.RUN_FINISHED: "finished",
     events.RUN_FAILED: "failed",
@@ -57,7 +57,7 @@ class Stop:
         left: Restarts left after the budget was charged for this end; None: it was not charged.
         back_s: Seconds from the failure to the next finished step.
         script_again_s: Seconds from the failure until the job's own script ran again, whatever its progress.
-        verdict: Reason that the run ended here, if it did.
+        verdict: The reason why the run ended here; None: it continued.
     """
 
     generation: int

@@ -52,7 +52,7 @@ class RunStatus(RunState):
         compilation: Cost of torch.compile; None: the run compiles nothing.
         started: Unix time at which the run's first launch began.
         failure: Newest `worker.failed` event of a run that failed.
-        lost: The end of its supervisor, if the supervisor could not record it.
+        lost: The end of its supervisor, which could not record it; None: it could.
     """
 
     status: Status

@@ -1,7 +1,7 @@
 """Decides, from the run's ledger alone, whether the job continues after a failure, and at which cost.
 
 Nothing here acts: the clock and the ledger's entries are arguments, and the entry that the failure adds to the ledger
-is part of the answer. So the next launch, which reads the same ledger, counts on from where this one stopped.
+is part of the answer. So the next launch, which reads the same ledger, continues the count.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ if TYPE_CHECKING:
     from elasticflow.compiler.plan.launch_plan import RestartPlan
 
 RetryAdvice = Literal["retry", "hopeless", "unknown"]
-"""What the run's snapshots say about another try (`snapshot_rollback.py`)."""
+"""Advice of the run's snapshots about another try (`snapshot_rollback.py`)."""
 
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 60.0
-# Agents of a node that end so often in a row in the same way before they are ready: once may be the machine, twice a
-# coincidence.
+# A node's agents that end so often in a row, in the same way and before they are ready, would do so again.
 _UNREADY_ENDS = 3
 _NUMBER = re.compile(r"\d+")
 _ORDINARY = FailureRow()
@@ -37,13 +36,13 @@ class FailedAttempt:
     Attributes:
         failure_class: A class of `failure_classes.CLASSES`.
         fingerprint: Equal for the same error (`Failure.fingerprint`).
-        step: Last step that the generation finished; None when it failed before its first one.
+        step: Last step that the generation finished; None if it failed before its first one.
         generation: Number of the generation; 0 if none could be formed.
-        restored_from: The snapshot that it resumed from, once that was chosen.
-        is_traced_fault: The worker died of its own doing, at a place that the fingerprint tells.
+        restored_from: The snapshot that it resumed from; None: none was chosen yet.
+        is_traced_fault: The worker's own code made it die, at a place that the fingerprint names.
         is_final: The worker said that another try would end in the same way.
-        unready_ends: How the node's agents ended, one after the other, since one was ready; an end that was not its
-            own doing is an empty text.
+        unready_ends: The causes of the ends of the node's agents since an agent was ready, in order; empty text for an end that the
+            agent did not cause.
         may_have_trained: A step may have been finished although none is known.
     """
 

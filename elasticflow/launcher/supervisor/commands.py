@@ -1,7 +1,7 @@
 """Input and output of the lifecycle: events and commands, each a frozen dataclass.
 
-Agents' messages (`protocol/messages.py`) are events as they are. Three commands are answered with an event at once: a
-generation's number is claimed, snapshots are listed, one is set aside.
+Agents' messages (`protocol/messages.py`) are events as they are. Three commands are answered with an event at once:
+`ClaimGeneration`, `ListSnapshots` and `SetSnapshotAside`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Instant(NamedTuple):
-    """A time on both clocks: durations are measured on the monotonic one, people and other machines have the other."""
+    """A time on both clocks: the monotonic one for durations, the other for people and other machines."""
 
     monotonic: float
     unix: float
@@ -44,7 +44,7 @@ class Instant(NamedTuple):
 
 @dataclass(frozen=True)
 class TimePassed:
-    """Nothing happened but that: a generation may be due, or a drain late."""
+    """Time passed and nothing else happened: a generation may be due, or a drain late."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class LeaveAsked:
 
 @dataclass(frozen=True)
 class Interrupted:
-    """The launch ends now, for the reason *reason*; the same command continues."""
+    """The launch ends now, because of *reason*; the same command resumes the run."""
 
     reason: str
     exit_code: int = INTERRUPTED
@@ -92,7 +92,7 @@ class SnapshotFenced:
 
 @dataclass(frozen=True)
 class GenerationClaimed:
-    """The generation is this launch's, under *number*."""
+    """The next generation has *number*, and belongs to this launch."""
 
     number: int
 

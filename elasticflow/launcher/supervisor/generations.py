@@ -1,4 +1,4 @@
-"""The running generation, as far as the supervisor knows it, and the plan of the next: its time and its nodes."""
+"""The running generation, as far as the supervisor knows it, and the time and nodes of the next one."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Cause:
     at: float | None = None
 
     def age_s(self, now: float, heard_at: float | None) -> float | None:
-        """Return how long ago it failed: a worker ended then; of a lost node or a hang, since anything was heard.
+        """Return the seconds since a worker ended, or for a lost node or a hang the seconds since a worker was heard.
 
         Args:
             now: Unix time.
@@ -62,9 +62,9 @@ class Drain:
     """The reason why the workers of a generation were asked to exit.
 
     Attributes:
-        ends: The launch ends then; else the next generation follows.
+        ends: The launch ends afterwards; otherwise the next generation follows.
         outcome: `failure_classes.Outcome` of the generation.
-        asked: When, on the monotonic clock.
+        asked: Monotonic time at which they were asked.
     """
 
     ends: bool
@@ -80,24 +80,24 @@ class Generation:
     Attributes:
         number: Number over the whole run, the same on every node.
         nodes: Ids of its nodes, in rank order.
-        step: Last step that it is known to have finished, or None when it has finished none yet.
-        epoch: Epoch of that step, where it was told.
+        step: Last step that it is known to have finished; None before its first.
+        epoch: Epoch of that step; None if unknown.
         is_on_cpu: Training has started, on the CPU.
         restored_from: Name of the snapshot that all ranks resumed from, once they had verified it.
-        is_finished: Rank 0 has said that training reached its end.
-        has_left: Rank 0 has said that all ranks leave before that end, as they were asked to.
-        stopped: Why the job's own code ended training before its length, if it did.
-        is_stopping: The generation's workers are being killed, since one has failed or a node is lost.
-        drain: Why its workers were asked to exit, if they were.
+        is_finished: Rank 0 has reported that training reached its end.
+        has_left: Rank 0 has reported that all ranks leave before that end, as they were asked to.
+        stopped: The reason for which the job's own code ended training early; None: it did not.
+        is_stopping: The workers are being killed, since a worker has failed or a node is lost.
+        drain: The request to its workers to exit; None: there was no request.
         raised: The `worker.raised` line of each rank that wrote one.
-        stalled_nodes: Nodes whose workers have all stood still for too long, or wait for one that was stopped.
-        stacks: Where the workers of each node stand that has said so, once it was asked.
-        stacks_asked: When it was, on the monotonic clock.
-        hung: In the form of a `worker.raised` line, what the rank was doing that all others wait for.
+        stalled_nodes: Nodes whose workers have all stood still for too long, or wait for a stopped worker.
+        stacks: The stacks that nodes have reported, by node.
+        stacks_asked: Monotonic time at which the stacks were requested.
+        hung: Activity of the rank that all others wait for, in the form of a `worker.raised` line.
         workers: The workers of each node on which they have started.
-        ended: How the workers of each node ended that has said so.
-        behind_s: Seconds that the clock of each of these nodes is behind this machine's; 0 where they agree.
-        lost: Class and reason of each node that was lost while it ran.
+        ended: The end of the workers of each node that has reported it.
+        behind_s: Seconds that the clock of each of these nodes is behind this machine's; 0 if the clocks agree.
+        lost: Class and reason of each node that was lost while the generation ran.
     """
 
     number: int

@@ -59,10 +59,10 @@ class Worker:
         identity: The way the process was started and its place: rank, world size, node, folders.
         store: Key-value store of all ranks, independent of the process group; None for a plain process.
         generation: Number of the worker group, the same on every rank.
-        layout: Which ranks share a model with this rank: none, unless `join` was told otherwise.
+        layout: This rank's place among the ranks that share a model; by default each rank has a whole one.
         is_exact: The job promises the same bits at every number of workers, so a sample must be the same whenever it is read.
         listen: Installs the signal handlers that ask this process to exit; may be called again.
-        tell: Tells the console where no supervisor follows the log; set by a loop of a script's own.
+        tell: Writes to the console if no supervisor follows the log; set by a script's own loop.
         dataset: The training data as the job's factory returned it; None before it is open, and for data shards.
         scalar_names: Names of the scalars that the job's steps return, in an order that is the same on every rank.
         stoppable: Context manager that turns a StopTraining raised by the job's own code into this rank's request to stop.
@@ -126,7 +126,7 @@ class Worker:
         stopping.request_stop(self.vote, StopTraining(reason))
 
     def own_reason_to_stop(self) -> str | None:
-        """Return why the job's own code ends training before the next step, as far as this rank knows; None: it does not.
+        """Return the reason for which the job's own code ends training before the next step; None if this rank knows no reason.
 
         A rule of the job file is left out: the file may change, and an evaluation decides again.
         """

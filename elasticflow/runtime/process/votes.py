@@ -1,4 +1,4 @@
-"""Facts that all ranks learn together at each step: to exit, to stop, actions due by the clock, changes on some rank."""
+"""Decisions that all ranks learn together at each step: to exit, to stop, to act by the clock, to follow a change on some rank."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Vote:
         names_wanted: This rank's step returned a scalar that has no place yet; see `runtime/training/scalars.py`.
         may_skip: This rank can take part in a step without its data.
         may_cut_short: A request to exit cuts an evaluation short; if false, it waits for the evaluation's end.
-        may_leave_untrained: This rank may exit before the first step, since the store has its whole state; if it is held in
-            memory, it may not.
+        may_leave_untrained: This rank may exit before the first step, since the store has its whole state; false if a newer state
+            may be held in memory.
         leave: All ranks exit after this step.
         stop: All ranks exit, or end training, before this step, which is not applied.
         snapshot: All ranks take a snapshot after this step, due by the clock.
