@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _REFUSED = frozenset({400, 401, 403, 404, 405, 410})
 # An immediate retry would change nothing; a person may correct the cause.
-_PAUSE_AFTER_REFUSAL_S = 600.0
+_PAUSE_AFTER_REFUSAL_S, _LONGEST_PAUSE_S = 600.0, 3600.0
 _LONGEST_ANSWER = 100
 
 
@@ -73,16 +73,16 @@ def _refusal(error: urllib.error.HTTPError, host: str, mask: Mask) -> SinkError:
 
 
 def _retry_after_s(headers: Message) -> float:
-    """Return the seconds that the answer asks to wait; 0 if it names none."""
+    """Return the seconds that the answer asks to wait, an hour at most; 0 if it names none."""
     value = str(headers.get("Retry-After") or "").strip()
     try:
-        return max(0.0, float(value))
+        asked_s = float(value)
     except ValueError:
-        pass
-    try:
-        return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
-    except (ValueError, TypeError):
-        return 0.0
+        try:
+            asked_s = (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds()
+        except (ValueError, TypeError):
+            return 0.0
+    return min(max(0.0, asked_s), _LONGEST_PAUSE_S)
 
 
 def _mask_of(address: str) -> Mask:

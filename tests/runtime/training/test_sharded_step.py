@@ -221,11 +221,12 @@ def test_blocks_that_are_computed_again_or_compiled(
 def test_killed_drained_and_resumed_at_other_degrees(groups: Callable[..., Group]) -> None:
     """Two share a model, one is killed; four in two replicas, drained; three to the end: the bits of one undisturbed rank.
 
-    All but the first offload their parts; the four have no device, say so, and leave it out.
+    All but the first offload their parts, and compute the blocks' activations again; the four have no device, say so, and leave
+    the offloading out.
     """
     whole, parts = groups("whole", PROGRAM), groups("parts", PROGRAM)
     assert [0] == whole.run(1, "--shard", "1", "--clip").codes
-    options = ("--clip", "--offload")
+    options = ("--clip", "--checkpointed", "--offload")
     parts.environment |= {"ELASTICFLOW_ACCEPT_DRIFT": "1", "ELASTICFLOW_DEVICE": "lazy"}
     assert -9 == parts.run(2, "--shard", "2", *options, "--kill-at", "6", ends=False).codes[0]
     parts.environment["ELASTICFLOW_DEVICE"] = "cpu"

@@ -41,14 +41,18 @@ def test_a_refusal_names_host_and_answer_and_nothing_of_the_address(status: int,
 
 
 def test_the_pause_that_is_asked_for_may_be_a_date() -> None:
-    """As RFC 9110 has it; what is neither asks for nothing."""
-    with webhook(429, 429) as hook:
+    """As RFC 9110 has it; what is neither asks for nothing. More than an hour is not waited, nor a time without end."""
+    with webhook(429, 429, 429) as hook:
+        hook.retry_after = "inf"
+        with pytest.raises(SinkError) as endless:
+            post(hook.url, {}, 30.0)
         hook.retry_after = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)
         with pytest.raises(SinkError) as caught:
             post(hook.url, {}, 30.0)
         hook.retry_after = "soon"
         with pytest.raises(SinkError) as vague:
             post(hook.url, {}, 30.0)
+    assert 3600.0 == endless.value.pause_s
     assert 3000 < caught.value.pause_s <= 3600
     assert 0.0 == vague.value.pause_s
 
