@@ -171,7 +171,7 @@ class LoadedJob(NamedTuple):
         """Return the result for a file that others extend: no job, and no diagnostics of what these files may give."""
         diagnostics = without_missing(self.diagnostics)
         if "path" not in table_at(self.source.raw, "job"):
-            diagnostics = [each for each in diagnostics if not OFF_THE_PATH in each.message]
+            diagnostics = [each for each in diagnostics if OFF_THE_PATH not in each.message]
         return self._replace(valid_job=None, diagnostics=diagnostics)
 
 
