@@ -12,9 +12,10 @@ from elasticflow.errors import CaseError, JobRefusedError
 from elasticflow.jobfile.diagnostics.diagnostic import in_order
 from elasticflow.jobfile.diagnostics.render_text import render
 from elasticflow.jobfile.diagnostics.suggestions import nearest
+from elasticflow.jobfile.entry_points.check import OFF_THE_PATH
 from elasticflow.jobfile.project import project_root_of
 from elasticflow.jobfile.read_tables import read_table
-from elasticflow.jobfile.text.layers import MovedLayer, lay_over, value_at, without
+from elasticflow.jobfile.text.layers import MovedLayer, lay_over, table_at, value_at, without
 from elasticflow.jobfile.text.source import load_source
 from elasticflow.jobfile.validate_source import Validated, ValidationCache, validate_source, without_missing
 
@@ -167,8 +168,11 @@ class LoadedJob(NamedTuple):
         return any(each.severity == "error" for each in self.diagnostics)
 
     def as_base(self) -> LoadedJob:
-        """Return the result for a file that others extend: no job, and no diagnostics of keys that only a whole job needs."""
-        return self._replace(valid_job=None, diagnostics=without_missing(self.diagnostics))
+        """Return the result for a file that others extend: no job, and no diagnostics of what these files may give."""
+        diagnostics = without_missing(self.diagnostics)
+        if "path" not in table_at(self.source.raw, "job"):
+            diagnostics = [each for each in diagnostics if OFF_THE_PATH not in each.message]
+        return self._replace(valid_job=None, diagnostics=diagnostics)
 
 
 def load_job(

@@ -4,7 +4,8 @@
     elasticflow run hf_trainer.toml
 
 A callback finishes each step, and has the Trainer stop where all workers were asked to leave. A subclass hands the Trainer its
-batches, and what the newest snapshot holds. Checkpoints of the Trainer's own are not needed. A batch is a step:
+batches, and what the newest snapshot holds, with the best metric and what callbacks such as EarlyStoppingCallback
+have counted. Checkpoints of the Trainer's own are not needed. A batch is a step:
 `gradient_accumulation_steps` stays 1. Where ranks have unequal parts, the Trainer weighs them by their tokens.
 """
 
@@ -17,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_callback import ExportableState
 
 import elasticflow as ef
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 VOCABULARY, LENGTH = 32, 16
 
@@ -69,12 +71,33 @@ class FinishSteps(TrainerCallback):
         control.should_training_stop = control.should_training_stop or self.run.should_leave
 
 
+class Progress:
+    """What the Trainer's evaluations have found: without it an early stopping counts anew after a restart."""
+
+    def __init__(self, state: Any, callbacks: list[Any]) -> None:
+        self.state = state
+        self.callbacks = [each for each in callbacks if isinstance(each, ExportableState)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best metric, where it was measured, and what the callbacks have counted."""
+        best = {name: value for name, value in vars(self.state).items() if name.startswith("best_")}
+        return {"best": best, "callbacks": [each.state()["attributes"] for each in self.callbacks]}
+
+    def load_state_dict(self, held: dict[str, Any]) -> None:
+        """Put it back."""
+        vars(self.state).update(held["best"])
+        for callback, attributes in zip(self.callbacks, held["callbacks"], strict=True):
+            vars(callback).update(attributes)
+
+
 class ElasticTrainer(Trainer):
     """A Trainer of which the run brings the batches and keeps the state."""
 
-    def __init__(self, run: ef.Run, *, size: int, pause: float, **options: Any) -> None:
+    def __init__(
+        self, run: ef.Run, *, size: int, pause: float, callbacks: Sequence[Any] = (), **options: Any
+    ) -> None:
         self.run, self.size, self.steps = run, size, FinishSteps(run, pause)
-        super().__init__(**options, callbacks=[self.steps])
+        super().__init__(**options, callbacks=[self.steps, *callbacks])
 
     def get_train_dataloader(self) -> Any:
         """Return the run's batches in place of a DataLoader and its sampler."""
@@ -88,7 +111,8 @@ class ElasticTrainer(Trainer):
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Make the schedule, the last of what is kept; then the newest snapshot says where training continues."""
         scheduler = super().create_scheduler(num_training_steps, optimizer)
-        self.run.keep(model=self.model, optimizer=self.optimizer, scheduler=scheduler)
+        progress = Progress(self.state, self.callback_handler.callbacks)
+        self.run.keep(model=self.model, optimizer=self.optimizer, scheduler=scheduler, progress=progress)
         self.state.global_step = self.run.position.step
         return scheduler
 
@@ -100,7 +124,8 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.0, help="seconds after each step")
     options = parser.parse_args()
 
-    run = ef.join(seed=1234)  # first: the Trainer takes the process group that is there
+    # First: the Trainer takes the process group that is there. The rest of its record is only shown.
+    run = ef.join(seed=1234, ignore="include.progress")
     torch.manual_seed(1234)
     model = GPT2LMHeadModel(
         GPT2Config(vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=32, n_layer=2, n_head=2)

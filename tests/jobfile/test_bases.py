@@ -40,6 +40,17 @@ def test_a_base_is_not_asked_for_what_it_leaves_out(tmp_path: Path) -> None:
     assert [each.line for each in load_job(path).as_base().diagnostics] == [2, 3]
 
 
+def test_a_base_without_a_path_may_name_modules_of_the_path_that_another_file_gives(tmp_path: Path) -> None:
+    """A base that gives the path itself is held to it."""
+    (tmp_path / "src" / "proj").mkdir(parents=True)
+    (tmp_path / "src" / "proj" / "__init__.py").write_text("def rows(): return [1]\n")
+    path = tmp_path / "data.base.toml"
+    path.write_text('[dataset]\nentry = "proj:rows"\n')
+    assert load_job(path).as_base().diagnostics == []
+    path.write_text('[job]\npath = ["."]\n[dataset]\nentry = "proj:rows"\n')
+    assert [each.code for each in load_job(path).as_base().diagnostics] == ["EF201"]
+
+
 def test_validate_knows_bases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`validate` accepts a base; nothing else that is no whole job."""
     for name in ("base.toml", "part.toml"):

@@ -60,6 +60,8 @@ if TYPE_CHECKING:
 _MOST_NAMED = 8
 _ATTRIBUTE = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
 
+OFF_THE_PATH = "on the job's path, and it is not installed here"
+
 
 def check_entry_points(source: Source, root: Path, cache: EntryPointCache | None = None) -> list[Diagnostic]:
     """Return the problems of the job's entry points, also in tables that have other problems.
@@ -304,7 +306,7 @@ class _EntryPointCheck(EntryPoint):
         if is_found_by_hooks(top):
             return self.note(f"{top} is not installed as files")
         if inside := [each for each in ("src", "lib") if finder.within(each).has_own(top)]:
-            message = f"there is no module {top} on the job's path, and it is not installed here"
+            message = f"there is no module {top} {OFF_THE_PATH}"
             given = table_at(self.source.raw, "job").get("path")
             paths = to_toml([*(given or ["."]), *inside])
             remedy = f"write path = {paths} in [job]" if given else f"add path = {paths} to [job]"
@@ -313,7 +315,7 @@ class _EntryPointCheck(EntryPoint):
         if not near:
             message = f"{self.call.text} is not checked: {top} is not installed here"
             return self.problem(codes.NOT_INSTALLED, message, install_help(top, finder), "note")
-        message = f"there is no module {top} on the job's path, and it is not installed here"
+        message = f"there is no module {top} {OFF_THE_PATH}"
         remedy = f'did you mean "{near[0]}"? (looked in {looked_in(finder)})'
         is_sure = finder.has_torch or self._is_in(top, near[0])
         return self.problem(codes.NO_MODULE, message, remedy, "error" if is_sure else "warning")
