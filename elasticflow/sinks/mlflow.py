@@ -12,7 +12,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
-from elasticflow.sinks.sink import Sink
+from elasticflow.sinks.sink import Sink, is_taken_over
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,7 +97,7 @@ class MLflow(Sink):
             name = str(record.get("event"))
             if name == events.RUN_STARTED:
                 self._client.update_run(self._run_id, status="RUNNING")
-            elif name in _ENDS:
+            elif name in _ENDS and not is_taken_over(record):
                 self._client.set_terminated(self._run_id, _ENDS[name])
 
     def _experiment(self, name: str, artifacts: str | None) -> str:

@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
-from elasticflow.sinks.sink import Sink
+from elasticflow.sinks.sink import Sink, is_taken_over
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,7 +73,7 @@ class WandB(Sink):
         """Remember the end of the launch."""
         for record in batch:
             if record.get("event") in (events.RUN_FAILED, events.RUN_STARTED):
-                self._exit_code = int(record["event"] == events.RUN_FAILED)
+                self._exit_code = int(record["event"] == events.RUN_FAILED and not is_taken_over(record))
 
     def close(self) -> None:
         """Have W&B write and send its rows, and mark the run as failed if the launch failed."""

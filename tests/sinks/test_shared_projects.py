@@ -8,6 +8,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from elasticflow import events
 from elasticflow.sinks.mlflow import MLflow
 from elasticflow.sinks.sink import RunFacts
 from elasticflow.sinks.trackio import Trackio
@@ -38,6 +39,12 @@ def test_mlflow_finds_a_run_again_by_job_and_id(monkeypatch: pytest.MonkeyPatch)
     mlflow.MlflowClient.return_value.get_run.return_value.data.params = {}
     monkeypatch.setitem(sys.modules, "mlflow", mlflow)
     monkeypatch.setitem(sys.modules, "mlflow.entities", mlflow.entities)
-    MLflow({"experiment": "team"}).open(FACTS[0], {})
+    sink = MLflow({"experiment": "team"})
+    sink.open(FACTS[0], {})
     _, query = mlflow.MlflowClient.return_value.search_runs.call_args.args
     assert query == "tags.`elasticflow.run_id` = 'nightly' and tags.`elasticflow.job` = 'a'"
+    ended = mlflow.MlflowClient.return_value.set_terminated
+    sink.events([{"event": events.RUN_FAILED, "class": "taken_over"}])  # another machine goes on with it
+    ended.assert_not_called()
+    sink.events([{"event": events.RUN_FAILED, "class": "crash"}])
+    assert ended.call_args.args[1] == "FAILED"

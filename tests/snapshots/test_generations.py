@@ -145,6 +145,20 @@ def test_failure_on_one_node_fails_the_snapshot_on_all(bench: Bench) -> None:
     assert bench.catalog.committed() == []
 
 
+def test_failure_that_could_not_be_announced_is_announced_later(bench: Bench) -> None:
+    """Rank 1's node cannot write at all for a while: the node that commits does not wait for its limit."""
+    head, other = bench.writer(limits={"shares_s": 10.0}), bench.writer()
+    clients = [bench.connect(w, rank, 2, local_world_size=1) for rank, w in enumerate((head, other))]
+    for client in clients:
+        client.buffer(1000)
+    with bench.small_files(other, 0):
+        for rank, client in enumerate(clients):
+            bench.share(client, 1, rank=rank)
+        assert bench.outcomes(clients[1].flush(20)) == [("snapshot.failed", 1)]
+    (report,) = bench.flushed(clients[0], 20)
+    assert report.reason == "rank 1: OSError: [Errno 27] File too large"
+
+
 def test_failure_on_the_node_of_rank_0_is_heard_elsewhere(bench: Bench) -> None:
     """The node that commits cannot write: the other node does not wait for ever, and takes its share back."""
     head, other = bench.writer(), bench.writer()

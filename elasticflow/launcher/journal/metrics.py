@@ -27,6 +27,7 @@ class Metrics:
 
     Attributes:
         damage: Damaged lines moved out of the file when it was opened; None if it was whole.
+        missing_of: Generations that have trained steps without a line here: rank 0's log lies in another machine's run folder.
     """
 
     def __init__(self, folder: RunFolder, require_held: Callable[[], None] = lambda: None) -> None:
@@ -36,6 +37,7 @@ class Metrics:
         self._damaged_at = self._lines.damaged_at
         # The newest generation that has continued, and after which step.
         self._generation = self._began_after = 0
+        self.missing_of: dict[int, tuple[int, int]] = {}
 
     def add(self, records: list[EventRecord]) -> None:
         """Append the step and evaluation lines among a worker's log lines.
@@ -62,6 +64,7 @@ class Metrics:
         that were damaged, are taken from the rank logs of earlier generations.
         """
         self._require_held()
+        before = self._generation or generation - 1
         self._generation, self._began_after = generation, step
         size, lost = _after(self._folder.metrics, step)
         seconds = _seconds_of(lost)
@@ -72,8 +75,17 @@ class Metrics:
         if self._damaged_at is not None:  # damage may have taken a line of that step, too
             last, self._damaged_at = last - 1, None
         if last < step:
-            self._put_in(self._missing(last, step))
+            found = self._missing(last, step)
+            self._put_in(found)
+            if not found:
+                self.missing_of[before] = last, step
         return seconds
+
+    def complete(self) -> None:
+        """Take in the lines of `missing_of` whose rank logs are in the run folder by now."""
+        self._require_held()
+        for last, step in self.missing_of.values():
+            self._put_in(self._missing(last, step))
 
     def _put_in(self, lines: list[EventRecord]) -> None:
         """Append the lines of committed steps that are missing from metrics.jsonl."""

@@ -64,6 +64,9 @@ def serve_until_asked(
     asked = None
     while asked is None and server.is_serving:
         asked = signal.sigtimedwait(signals, _LOOK_S)
+        # After a halt for longer than that (SIGSTOP, a suspended machine) CPython returns what lay in its memory.
+        if asked is not None and asked.si_signo not in signals:
+            asked = None
         if (refused := server.refusals.take()) is not None:
             say(str(refused))
     server.close()

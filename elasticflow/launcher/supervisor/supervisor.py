@@ -319,12 +319,11 @@ class Supervisor:
         self._launch.store.outlive_store()
         if self._lifecycle.is_idle:
             with contextlib.suppress(StoreLostError):
-                self._remote_files.gather_last(
-                    channel,
-                    self._journal.generation,
-                    lambda message: self._hear_last(message, tell),
-                    is_hurried,
-                )
+                for generation in (*self._metrics.missing_of, self._journal.generation):
+                    self._remote_files.gather_last(
+                        channel, generation, lambda message: self._hear_last(message, tell), is_hurried
+                    )
+            self._metrics.complete()
         # Messages from and to others are lost with the store; how the launch ended is not.
         with contextlib.suppress(StoreLostError):
             if (running := self._lifecycle.generation) is not None:  # on other machines, too

@@ -12,6 +12,7 @@ from elasticflow.observe.records import newest_evaluation, newest_with
 from elasticflow.observe.terminal.formats import parts_of, plural, span, took
 from elasticflow.protocol.run_files import resume_command
 from elasticflow.sinks.reader import Position, Reader
+from elasticflow.sinks.sink import is_taken_over
 from elasticflow.system.records import float_of, int_of, printable_in, text_of
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ _KINDS: dict[str, MomentName] = {
 
 def name_of(record: Record) -> MomentName | None:
     """Return the kind of moment that an event may be; None for most events."""
-    return _KINDS.get(str(record.get("event")))
+    return None if is_taken_over(record) else _KINDS.get(str(record.get("event")))
 
 
 class Moments:

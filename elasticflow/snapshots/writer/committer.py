@@ -16,7 +16,9 @@ from elasticflow.snapshots.format import manifest, pieces, policy, shard_file
 from elasticflow.snapshots.format.manifest import Manifest
 from elasticflow.snapshots.store.publish import CommitAbandonedError, CommitRefusedError, Publisher
 from elasticflow.snapshots.writer.pending import Role, State
+from elasticflow.snapshots.writer.threads import thread
 from elasticflow.system import fault_injection
+from elasticflow.system.polling import attempts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.format.shard_file import WrittenFile
     from elasticflow.snapshots.store.catalog import Catalog
     from elasticflow.snapshots.writer.pending import PendingSnapshot, PendingSnapshots
+
+
+_AGAIN_S = 1.0
 
 
 class CommittedButSetAsideError(CommitRefusedError):
@@ -157,8 +162,9 @@ class Committer:
             self._publisher.discard(
                 pending.name, [*own, *([manifest.STATE_FILE] if 0 in pending.staged else [])]
             )
-            with contextlib.suppress(OSError):
-                self._publisher.announce(pending.name, min(pending.staged), {"failed": reason})
+            if not self._has_announced(pending, reason):
+                # The node that commits would wait for this node's shards until its limit, and training for it.
+                thread(self._announce_later, pending, reason).start()
         elif isinstance(error, CommitAbandonedError):
             # In any other case the node of rank 0 may be committing our shards at this moment.
             self._publisher.withdraw(pending.name, own, pending.staged)
@@ -171,6 +177,19 @@ class Committer:
                 self._publisher.sweep(pending.generation, self._pending_snapshots.open_names)
         self._tell(pending, events.SNAPSHOT_FAILED, reason=reason)
         self._pending_snapshots.close(pending)
+
+    def _announce_later(self, pending: PendingSnapshot, reason: str) -> None:
+        """Return once the other nodes can read why *pending* failed here, or wait for it no more."""
+        for _ in attempts(self._start.limits.shares_s, _AGAIN_S):
+            if not self._pending_snapshots.is_current(pending) or self._has_announced(pending, reason):
+                return
+
+    def _has_announced(self, pending: PendingSnapshot, reason: str) -> bool:
+        try:
+            self._publisher.announce(pending.name, min(pending.staged), {"failed": reason})
+        except (OSError, StorageError):
+            return False
+        return True
 
     def _tell(self, pending: PendingSnapshot, event: str, *, to_parent: bool = True, **figures: Any) -> None:
         report = SnapshotReport(event, pending.name, pending.step, pending.generation, **figures)

@@ -97,6 +97,24 @@ def test_lines_the_supervisor_did_not_live_to_write_come_from_the_rank_logs(fold
     assert expected == [(r["step"], r["generation"]) for r in _read(folder.metrics)]
 
 
+def test_lines_in_another_machines_rank_log_come_in_once_it_has_sent_that(folder: RunFolder) -> None:
+    """Rank 0 was on that machine, which could not tell of steps 2 and 3 before its agent ended."""
+    metrics = Metrics(folder)
+    metrics.add([_line(1)])
+    metrics.settle(0, 1)
+    metrics.add([_line(1)])
+    metrics.settle(3, 2)
+    metrics.add([_line(4, 2)])
+    assert [1] == list(metrics.missing_of)
+    log = AppendedLines(folder.rank_log(1, 0))
+    log.append([{**_line(step), "origin": events.OURS} for step in range(1, 5)])
+    log.close()
+    metrics.complete()
+    metrics.close()
+
+    assert [(1, 1), (2, 1), (3, 1), (4, 2)] == [(r["step"], r["generation"]) for r in _read(folder.metrics)]
+
+
 @pytest.mark.parametrize("is_late", [False, True], ids=["from the rank log", "from a node that tells late"])
 def test_several_evaluations_of_one_step_all_come_back(folder: RunFolder, *, is_late: bool) -> None:
     """A script may evaluate on several sets after a step: each has its line, in a file that lacked all of them."""

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -30,8 +31,9 @@ if TYPE_CHECKING:
 SERVE = """
 import sys
 from pathlib import Path
-from elasticflow.launcher.rendezvous.serve_command import serve_until_asked
-serve_until_asked("127.0.0.1", int(sys.argv[1]), "", lambda text: print(text, flush=True), Path(sys.argv[2]))
+from elasticflow.launcher.rendezvous import serve_command
+serve_command._LOOK_S = 0.1
+serve_command.serve_until_asked("127.0.0.1", int(sys.argv[1]), "", lambda text: print(text, flush=True), Path(sys.argv[2]))
 """
 
 
@@ -179,7 +181,7 @@ def _is_above(counts: list[int], number: int) -> bool:
 def test_every_sum_is_done_once_however_often_the_server_is_killed(
     address: StoreAddress, tmp_path: Path
 ) -> None:
-    """Four clients add and set without a pause while it is killed ten times."""
+    """Four clients add and set without a pause while it is killed ten times; the last one is stopped for a while, and serves on."""
 
     def serve() -> subprocess.Popen[str]:
         command = [sys.executable, "-c", SERVE, str(address.port), str(tmp_path)]
@@ -214,6 +216,9 @@ def test_every_sum_is_done_once_however_often_the_server_is_killed(
     over.set()
     for thread in threads:
         thread.join(60)
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(0.2)  # longer than it waits for a signal
+    process.send_signal(signal.SIGCONT)
     total = TcpControlStore(address).add("n", 0)
     process.send_signal(signal.SIGTERM)
     assert "continues with all runs" in process.communicate()[0]

@@ -155,6 +155,12 @@ def test_how_a_launch_ended(story: Story) -> None:
     ]
 
 
+def test_a_launch_that_another_one_has_taken_over_is_no_failed_run(story: Story) -> None:
+    """The run goes on elsewhere: a machine that led it, and was halted for a while, has nothing to tell."""
+    fields: dict[str, Any] = {"class": "taken_over", "error": "another launch of this run has it"}
+    assert story.tell(events.RUN_FAILED, step=7, **fields) is None
+
+
 def test_each_event_is_taken_once_whoever_asks(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a run of weeks none is read again; what was a moment stays one, also for who is behind."""
     taken: list[str] = []
