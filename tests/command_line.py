@@ -193,7 +193,7 @@ def _import_everything() -> None:
     for module in pkgutil.walk_packages(elasticflow.__path__, "elasticflow."):
         if module.name not in _PROGRAMS and not module.name.startswith(_NOT_IMPORTED):
             importlib.import_module(module.name)
-    require_job(ROOT / "jobs" / "mnist.toml").job.model_dump()
+    require_job(ROOT / "jobs" / "mnist.toml")
     # Each launch would look through all installed packages, for 0.25 s.
     installed: Any = metadata
     installed.packages_distributions = cache(metadata.packages_distributions)

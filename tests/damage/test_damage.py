@@ -167,7 +167,9 @@ def _tells_nothing(command: str, damage: str, *, is_opened: bool) -> bool:
     """Return whether a command cannot notice a damage, or takes too long to be tried on it."""
     if command in harm.SLOW:
         return not is_opened or damage not in harm.SLOW[command]
-    return damage in harm.CHANGES_BYTES and not is_opened
+    # A launch asks for its permission as well.
+    is_of_content = damage in harm.CHANGES_BYTES or (damage == "unreadable" and command not in harm.LAUNCHING)
+    return is_of_content and not is_opened
 
 
 def _commands(kind: str) -> list[str]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 HURRY, CUES, SAMPLES, DAWDLE = (HERE / name for name in ("hurry", "cues", "samples.txt", "dawdle"))
-PAUSE_S = float(os.environ.get("TINY_PAUSE_S", "0.004"))  # of each forward
+PAUSE_S = 2 * float(os.environ.get("TINY_PAUSE_S", "0.004"))  # of each forward; the variable says half of it
 _kept: list[Any] = []
 
 

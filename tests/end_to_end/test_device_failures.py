@@ -29,7 +29,7 @@ import torch
 
 import obedient
 
-PIECES = 4  # of a step: 8 virtual shards on two ranks
+PIECES = 2  # of a step: 4 virtual shards on two ranks
 RANK, GENERATION = os.environ.get("RANK"), int(os.environ.get("ELASTICFLOW_GENERATION", "0"))
 FAILS_AT = {1: 12, 2: 2, 3: 2}.get(GENERATION)  # later generations begin at step 10
 calls = 0

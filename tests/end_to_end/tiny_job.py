@@ -41,6 +41,8 @@ def write(project: Project, steps: int, every: int, budget: int) -> None:
     )
     for old, new in (
         ('entry = "trajectory_models:Images"', 'entry = "obedient:Samples"'),
+        # Each shard is a forward and a backward, and those are most of a step's work.
+        ("virtual_shards = 8", "virtual_shards = 4"),
         ("budget = 100", f"budget = {budget}"),
         ('every = "6 steps"', f'every = "{every} steps"'),
     ):

@@ -45,6 +45,7 @@ def test_a_loaded_job_equals_the_one_validated_as_a_whole() -> None:
     whole = Job.model_validate(tomli.loads(GOOD))
     assert loaded.job == whole
     assert loaded.job.model_dump_json() == whole.model_dump_json()
+    assert loaded.job.as_tables() == whole.model_dump()
     assert loaded.job.model_fields_set == whole.model_fields_set
     assert Job.model_validate_json(loaded.job.model_dump_json()) == whole
 
@@ -176,6 +177,7 @@ def test_any_value_at_any_key_gives_a_job_or_an_error(
     assert render(loaded.diagnostics)
     if loaded.valid_job is not None:
         assert Job.model_validate_json(loaded.job.model_dump_json()) == loaded.job
+        assert loaded.job.as_tables() == loaded.job.model_dump()
 
 
 @FUZZ

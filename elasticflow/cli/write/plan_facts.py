@@ -102,7 +102,7 @@ def _of_data(job: Job, known: Knowledge, sets: KnownSets | None) -> Iterator[Fac
     makers += [(f" of {dotted(path_of_set(name))}'s", each.collate) for name, each in job.evaluations.items()]
     if made := [f"made by {collate_entry(each)}{of}" for of, each in makers if each is not None]:
         yield "batches", "; ".join(made)
-    if values := list(dataset_values(job.model_dump())):
+    if values := list(dataset_values(job.as_tables())):
         names = ", ".join(f"{dotted(path)} = {value}" for path, value in values)
         yield "from data", f"{names}; known when the training data is opened"
     if job.dataset.shards is not None:

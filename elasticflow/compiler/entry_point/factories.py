@@ -97,7 +97,7 @@ def metric(table: str | MetricTable, where: str, imports: Imports) -> Name | Cal
 def values_of_data(job: Job) -> dict[str, str]:
     """Return the attributes of the training data that the job's arguments name, each with the first key that names it."""
     by_name: dict[str, str] = {}
-    for path, value in dataset_values(job.model_dump()):
+    for path, value in dataset_values(job.as_tables()):
         by_name.setdefault(value.name, ".".join(map(str, path)))
     return by_name
 

@@ -55,7 +55,7 @@ def job_to_json(job: Job) -> dict[str, Any]:
 
 def public_tables(job: Job) -> dict[str, Any]:
     """Return the job's tables without secrets of `snapshots` and `env`, which belong in no record or comparison."""
-    tables = job.model_dump()
+    tables = job.as_tables()
     for name in ("script",) if job.script is None else OF_TRAINING:
         del tables[name]
     for path, default in _LATER:

@@ -82,7 +82,7 @@ def table_entry(path: KeyPath) -> KeyPath:
 
 def calls_of(job: Job) -> Iterator[EntryCall]:
     """Yield every entry point of a resolved job."""
-    return entry_calls(job.model_dump())
+    return entry_calls(job.as_tables())
 
 
 def entry_calls(raw: TomlTable) -> Iterator[EntryCall]:

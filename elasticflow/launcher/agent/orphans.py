@@ -131,17 +131,14 @@ def adopted(run: RunFolder, own: Collection[int]) -> list[int]:
 def unclaimed(run: RunFolder) -> list[int]:
     """Return the processes of this machine with a mark of *run* that descend from no agent."""
     launches = _launch_ids(run)
-    parents: dict[psutil.Process, int] = {}
-    for process in psutil.process_iter():
-        with suppress(psutil.NoSuchProcess):
-            if process.pid != os.getpid() and _is_marked(process.pid, run, launches):
-                parents[process] = process.ppid()
-    marked = {process.pid for process in parents}
-    orphans = [
-        process.pid for process, parent in parents.items() if parent not in marked and not _is_agent(process)
-    ]
+    parents: dict[int, int] = {}
+    for pid in psutil.pids():
+        if pid != os.getpid() and _is_marked(pid, run, launches):
+            with suppress(psutil.NoSuchProcess):
+                parents[pid] = psutil.Process(pid).ppid()
+    orphans = [pid for pid, parent in parents.items() if parent not in parents and not _is_agent(pid)]
     for orphan in orphans:
-        orphans += [process.pid for process, parent in parents.items() if parent == orphan]
+        orphans += [pid for pid, parent in parents.items() if parent == orphan]
     return orphans
 
 
@@ -156,8 +153,11 @@ def _launch_ids(run: RunFolder) -> set[str]:
 
 
 def _is_marked(pid: int, run: RunFolder, launches: Collection[str]) -> bool:
-    with suppress(psutil.Error, OSError):
-        variables = psutil.Process(pid).environ()
+    with suppress(OSError):
+        block = Path(f"/proc/{pid}/environ").read_bytes()
+        if b"ELASTICFLOW_" not in block:
+            return False  # nearly all of a machine's processes, of which there may be thousands
+        variables = dict(os.fsdecode(each).partition("=")[::2] for each in block.split(b"\0"))
         # A forked process has the environment in which the fork server was started, before its run was known.
         if variables.get(worker_environment.LAUNCH_ID) in launches:
             return True
@@ -173,9 +173,9 @@ def _is_alive(process: psutil.Process) -> bool:
     return False
 
 
-def _is_agent(process: psutil.Process) -> bool:
+def _is_agent(pid: int) -> bool:
     with suppress(psutil.Error):
-        return _AGENT in process.cmdline()
+        return _AGENT in psutil.Process(pid).cmdline()
     return False
 
 

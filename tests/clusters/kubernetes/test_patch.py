@@ -91,7 +91,7 @@ spec:
         ("spec: {}\n", "has no object without a kind"),
         ("- a\n", "this is no object of Kubernetes"),
         ("kind: Job\nspec: &a {b: *a}\n", "site.yaml:1: a value holds itself"),
-        (f"kind: Job\nspec: {'[' * 2000}\n", "site.yaml cannot be read"),
+        (f"kind: Job\nspec: {'[' * 600}\n", "site.yaml cannot be read"),
         ("kind: Job\nspec: [a]\n", "spec: the manifest has a mapping there"),
         ("kind: Job\nspec: {containers: x}\n", "spec.containers: the manifest has a list there"),
         ("kind: Job\nmetadata: {name: a}\nspec: {volumes: [{emptyDir: {}}]}\n", "spec.volumes.0: an item without name"),

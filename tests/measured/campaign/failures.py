@@ -87,7 +87,7 @@ or an earlier one where a result was kept.
 Made by `python -m tests.measured.campaign.failures`, as root.
 
 The 21 kinds of failure that a public campaign names, each injected for real into a running job: an MLP with dropout in
-8 virtual shards (`consistency = "exact"`), two CPU workers, {steps} steps, a snapshot every {every}. *Said*: the events
+4 virtual shards (`consistency = "exact"`), two CPU workers, {steps} steps, a snapshot every {every}. *Said*: the events
 that people see, with their words. *Undisturbed weights*: exit code 0, every step's loss and every tensor of the last
 snapshot have the bits of the run that nobody disturbed. No accelerator was there to be taken away.
 

@@ -133,7 +133,7 @@ TEXT = """# Launching
 or an earlier one where a result was kept.
 Made by `python -m tests.measured.campaign.launching`.
 
-An MLP with dropout in 8 virtual shards (`consistency = "exact"`), two CPU workers, {steps} steps, a snapshot every
+An MLP with dropout in 4 virtual shards (`consistency = "exact"`), two CPU workers, {steps} steps, a snapshot every
 {every}; struck by `kill -9` again and again, at most {chunk} times in a run, at moments drawn from the seed {seed},
 building and restoring included. *As required*: exactly one new generation, for the reason and at the cost that README
 states; no more steps done again than two snapshots are apart, and none where a node joins; every process of the run
