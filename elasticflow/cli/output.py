@@ -1,6 +1,6 @@
 """Output of commands: colours, tables, JSON, a line of progress, warnings.
 
-rich draws Markdown. A table is drawn without it: rich takes half a millisecond for each row.
+rich is imported only to draw a table: other commands start without it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import shlex
 import signal
 import sys
 import time
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self, TextIO
 
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
 
 STATUS_COLOURS = {"running": "cyan", "finished": "green", "interrupted": "yellow", "failed": "red"}
 _GAP = 2
+_WIDEST = 10**6
 _REDRAW_S = 0.1
 
 
@@ -84,39 +84,27 @@ def table(
         width: Columns of the terminal; None: no limit.
         first_to_go: Titles of the columns that are left out, in this order, while the table is wider than *width*.
     """
-    blocks = {
-        title: [[line and paint(line, dim=True) for line in title.split("\n")], *map(_lines_of, cells)]
+    from rich.table import Table
+    from rich.text import Text
+
+    console = _console(io.StringIO(), width=_WIDEST)
+    columns = {
+        title: [Text.from_ansi(cell) for cell in (paint(title, dim=True), *cells)]
         for title, *cells in zip(header, *rows, strict=True)
     }
-    widths = {
-        title: max(_width(line) for lines in block for line in lines) for title, block in blocks.items()
-    }
+    widths = {title: max(console.measure(cell).maximum for cell in cells) for title, cells in columns.items()}
     for title in first_to_go:
         if width is None or sum(widths.values()) + _GAP * (len(widths) - 1) <= width:
             break
         widths.pop(title, None)
-    for row in zip(*(blocks[title] for title in widths), strict=True):
-        for lines in zip_longest(*row, fillvalue=""):
-            cells = []
-            for line, most in zip(lines, widths.values(), strict=True):
-                blanks = " " * (most - _width(line))
-                cells.append(line + blanks if justify == "left" else blanks + line)
-            yield (" " * _GAP).join(cells).rstrip()
-
-
-def _lines_of(cell: str) -> list[str]:
-    """Return the lines of a cell; a cell with signs that would move the cursor loses them, and its colours."""
-    if (text := click.unstyle(cell)).isprintable():
-        return [cell if text else ""]
-    from rich.text import Text
-
-    return Text.from_ansi(cell).plain.expandtabs(4).split("\n")
-
-
-def _width(line: str) -> int:
-    from rich.cells import cell_len
-
-    return cell_len(click.unstyle(line))
+    grid = Table.grid(padding=(0, _GAP, 0, 0))
+    for title in widths:
+        grid.add_column(title, justify=justify, no_wrap=True)
+    for cells in zip(*(columns[title] for title in widths), strict=True):
+        grid.add_row(*cells)
+    with console.capture() as lines:
+        console.print(grid)
+    yield from (line.rstrip() for line in lines.get().splitlines())
 
 
 def terminal_width() -> int | None:
@@ -126,7 +114,7 @@ def terminal_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def _console(file: TextIO, width: int) -> Console:
+def _console(file: TextIO, *, width: int | None = None) -> Console:
     """Return rich's console on *file*, set up for a terminal; `click.echo` removes colours where they are not wanted.
 
     By default rich reads the environment, and cuts lines on a pipe at 80 columns.
@@ -151,7 +139,7 @@ def as_laid_out(markdown: str, width: int) -> str:
     from rich.markdown import Markdown
     from rich.theme import Theme
 
-    console = _console(io.StringIO(), width)
+    console = _console(io.StringIO(), width=width)
     # No backgrounds, which suit one kind of terminal only.
     plain = Theme(
         {"markdown.code": "cyan", "markdown.code_block": "none", "markdown.h1": "bold", "markdown.h2": "bold"}

@@ -54,8 +54,6 @@ def test_a_table_is_neither_cut_nor_interpreted() -> None:
     assert "JOB          STATE    WHY" == click.unstyle(header)
     assert f"[red]job[/]  \x1b[32mok\x1b[0m       {'x' * 300}" == first
     assert "名前         :smile:" == second
-    odd = ([[f"{'x' * 9}\ty"], ["\x1b]0;a\x07b"], ["c\r\x1b[2Jd"]], [f"{'x' * 9}   y", "0;ab", "d"])
-    assert odd[1] == list(table("A", odd[0]))[1:], "signs that move the cursor are not shown, and cut nothing"
 
 
 def test_columns_go_where_there_is_no_room() -> None:
