@@ -35,6 +35,15 @@ FAILS_AT = {1: 12, 2: 2, 3: 2}.get(GENERATION)  # later generations begin at ste
 calls = 0
 
 
+def has_ended(pid):
+    """Return whether the process whose number the file *pid* holds is gone, or waits for its parent."""
+    try:
+        state = Path(f"/proc/{pid.read_text()}/stat").read_text()
+    except FileNotFoundError:
+        return pid.exists()
+    return state.rpartition(")")[2].split()[0] == "Z"
+
+
 def step(model, batch):
     """Return the loss of a piece."""
     global calls
@@ -44,8 +53,10 @@ def step(model, batch):
             if RANK == "1":  # a survivor, whose NCCL aborts it before the other's end is seen
                 sys.stderr.write(Path("aborted.txt").read_text())
                 sys.stderr.flush()
+                Path("aborts.txt").write_text(str(os.getpid()))
                 os.abort()
-            time.sleep(0.06)
+            while not has_ended(Path("aborts.txt")):
+                time.sleep(0.001)
             ctypes.string_at(0)
         elif RANK == "1":
             raise torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered\\nFor debugging ...")
@@ -145,6 +156,15 @@ from elasticflow.errors import DeviceError
 
 CRASHED = Path(__file__).with_name("crashed")
 calls = 0
+
+
+def has_ended(pid):
+    """Return whether the process whose number the file *pid* holds is gone, or waits for its parent."""
+    try:
+        state = Path(f"/proc/{pid.read_text()}/stat").read_text()
+    except FileNotFoundError:
+        return pid.exists()
+    return state.rpartition(")")[2].split()[0] == "Z"
 
 
 def step(model, batch):
