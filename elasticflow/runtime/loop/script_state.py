@@ -32,7 +32,7 @@ from elasticflow.system.exceptions import is_own_code
 from elasticflow.system.installation import is_of_installed_package
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
     from collections.abc import Set as AbstractSet
     from types import FrameType
 
@@ -135,7 +135,8 @@ class ScriptState:
         self._buffers: dict[str, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
         found = self._found(variables)
         self._copies_at_first = {id(each.value): each.value for each in found if each.role == COPY}
-        self._tell_of(found)
+        # An environment may be begun anew, by a seed, in each pass.
+        self._tell_of([each for each in found if not _is_environment(each.value)])
 
     def look(self, *, is_thorough: bool) -> None:
         """Look at what the script holds now.
@@ -151,9 +152,8 @@ class ScriptState:
         made_anew: set[str] = set()
         for frame in reversed(frames):
             variables |= frame.f_locals
-            made_anew = made_anew - frame.f_locals.keys() | carried_values.made_in_each_pass(
-                frame, frame.f_lineno
-            )
+            made = carried_values.made_in_each_pass(frame.f_code.co_filename, frame.f_lineno)
+            made_anew = made_anew - frame.f_locals.keys() | made
         found = self._found({name: value for name, value in variables.items() if name not in made_anew})
         self._tell_of(found)
         for each in found:
@@ -171,7 +171,7 @@ class ScriptState:
                 self._compare(each)
         self._compare_rates()
         self._compare_values(variables)
-        self._tell_of_counters(variables)
+        self._tell_of_counters(variables, {frame.f_code.co_filename for frame in frames})
         self._tell_of_carried(frames)
 
     def _found(self, variables: Mapping[str, Any]) -> list[Found]:
@@ -286,19 +286,18 @@ class ScriptState:
                     f"make it before run.keep, and run.keep(scheduler=scheduler); {unsaved.unless(path)}",
                 )
 
-    def _tell_of_counters(self, variables: Mapping[str, Any]) -> None:
+    def _tell_of_counters(self, variables: Mapping[str, Any], files: set[str]) -> None:
         """Tell of numbers that change with the steps in objects around a kept optimizer: a trainer, a schedule made by hand."""
         kept_ids = {id(optimizer) for optimizer in self._state.optimizers.values()}
         own = {id(value) for value in self._state.objects.values()}  # these have a state of their own
         for name, holder in _holders_of(kept_ids, own, variables):
             # `self` is the script's `trainer`.
             path = self._paths.setdefault(id(holder), name)
-            for key, value in _numbers_of(path, holder, kept_ids | own):
-                if not isinstance(value, Tensor):
-                    self._tell_of_attribute(key, value)
-                # Without a sum in it, a loss that each pass computes anew.
-                elif key.rpartition(".")[2] in carried_values.added_to(self._code.co_filename):
-                    self._tell_of_counter(key, float(value))
+            for key, value, owner in _numbers_of(path, holder, kept_ids | own):
+                is_anew = carried_values.is_made_anew(key, owner, {self._code.co_filename, *files})
+                # A tensor is often a loss.
+                if is_anew is False or (is_anew is None and not isinstance(value, Tensor)):
+                    self._tell_of_attribute(key, float(value))
 
     def _tell_of_carried(self, frames: Sequence[FrameType]) -> None:
         """Tell of tensors and arrays that the loop carries from pass to pass and no kept object holds."""
@@ -390,6 +389,7 @@ def found_in(state: State, variables: Mapping[str, Any]) -> Iterator[Found]:
     kept_values = list(_kept(state))
     known = {id(value) for value in kept_values}
     tensors, weights = _tensors_of(state), dict(state.model.named_parameters())
+    places = {unsaved.address_of(each) for value in kept_values for each in _own_tensors_of(value)}
     trained = _trained_alone(state, kept_values, tensors)
     closed: set[int] = set()
 
@@ -402,7 +402,7 @@ def found_in(state: State, variables: Mapping[str, Any]) -> Iterator[Found]:
             closed.add(id(value))
             continue
         known.add(id(value))
-        found = _as_found(path, value, tensors, weights, trained)
+        found = _as_found(path, value, tensors, places, weights, trained)
         if found is not None:
             closed.add(id(value))
             yield found
@@ -412,7 +412,12 @@ def found_in(state: State, variables: Mapping[str, Any]) -> Iterator[Found]:
 
 
 def _as_found(
-    path: str, value: Any, tensors: set[int], weights: Mapping[str, Tensor], trained: dict[int, Found]
+    path: str,
+    value: Any,
+    tensors: set[int],
+    places: set[int],
+    weights: Mapping[str, Tensor],
+    trained: dict[int, Found],
 ) -> Found | None:
     """Return *value* as an object with state of its own; None if it has none. Tensors that it holds are removed from *trained*."""
     if isinstance(value, random_streams.GENERATORS):
@@ -424,7 +429,7 @@ def _as_found(
         for parameter in parameters:
             trained.pop(id(parameter), None)
         return Found(path, value, is_told=not isinstance(value, nn.Module) or bool(parameters))
-    if _holds_all(value, weights.keys()) and not any(id(each) in tensors for each in value.values()):
+    if _holds_all(value, weights.keys()) and not _shares(value.values(), places):
         return Found(path, value, is_told=False, role=COPY)
     if _batches_given(value) is not None:
         return Found(path, value, is_told=False, role=READER)
@@ -433,7 +438,7 @@ def _as_found(
     among = _tensors_among(value)
     if [trained.pop(id(each)) for each in among if id(each) in trained]:
         return Found(path, value, is_told=True)
-    if _is_like(value, weights) and not any(id(each) in tensors for each in value):
+    if _is_like(value, weights) and not _shares(value, places):
         return Found(path, value, is_told=False, role=AVERAGE)
     return Found(path, value, is_told=False, role=POOL) if among else None
 
@@ -480,41 +485,37 @@ def _heads_of(arrays: Mapping[str, Any]) -> dict[str, Tensor]:
     return heads
 
 
-def _batches_given(value: Any) -> int | None:
-    """Return the number of batches that a DataLoader's iterator has given, *value* or one inside of it; None: no iterator is there."""
-    inside = [value]
-    for _ in range(3):
-        for given in map(torch_private.batches_given, inside):
-            if given is not None:
-                return given
-        inside = [held for each in inside if isinstance(each, _ITERATORS) for held in gc.get_referents(each)]
-    return None
-
-
-def _is_of_run(value: Any) -> bool:
-    """Return True for a generator of elasticflow's, or one of the script's through which it reads `Run.batches`: a progress bar."""
-    inside = [value]
+def _read_through(iterator: Any) -> Iterator[Any]:
+    """Yield an iterator, and those that it reads from: of a generator, of `zip` and the like, of a progress bar of tqdm."""
+    inside = [iterator]
     for _ in range(4):
-        if any(_module_of(each).partition(".")[0] == "elasticflow" for each in inside):
-            return True
+        yield from inside
         inside = [
             held
             for each in inside
             for held in (
-                each.gi_frame.f_locals.values()
-                if isinstance(each, GeneratorType) and each.gi_frame is not None
-                else gc.get_referents(each)
+                gc.get_referents(each)
                 if isinstance(each, _ITERATORS)
-                else [getattr(each, "__dict__", {}).get("iterable")]  # of a bar of tqdm
+                else [getattr(each, "__dict__", {}).get("iterable")]
             )
         ]
-    return False
 
 
-def _module_of(value: Any) -> str:
-    """Return the name of the module of a generator's function, or of an object's class."""
-    frame = value.gi_frame if isinstance(value, GeneratorType) else None
-    return str(type(value).__module__ if frame is None else frame.f_globals.get("__name__", ""))
+def _batches_given(value: Any) -> int | None:
+    """Return the number of batches that a DataLoader's iterator has given, *value* or one inside of it; None: no iterator is there."""
+    given = map(torch_private.batches_given, _read_through(value))
+    return next((each for each in given if each is not None), None)
+
+
+def _is_of_run(generator: GeneratorType[Any, Any, Any]) -> bool:
+    """Return True for a generator of elasticflow's, or one of the script's through which it reads `Run.batches`: a progress bar."""
+    inside = list(_read_through(generator))
+    frames = [
+        each.gi_frame for each in inside if isinstance(each, GeneratorType) and each.gi_frame is not None
+    ]
+    modules = [type(each).__module__ for each in inside]
+    modules += [str(frame.f_globals.get("__name__", "")) for frame in frames]
+    return any(each.partition(".")[0] == "elasticflow" for each in modules)
 
 
 def _place_of(iterator: Any) -> int | None:
@@ -543,6 +544,19 @@ def _trained_alone(state: State, kept_values: Sequence[Any], tensors: AbstractSe
         for j, tensor in enumerate(group["params"])
         if id(tensor) not in held
     }
+
+
+def _own_tensors_of(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, nn.Module):
+        yield from value.parameters(recurse=False)
+        yield from value.buffers(recurse=False)
+
+
+def _shares(values: Iterable[Any], places: AbstractSet[int]) -> bool:
+    """Return True if a tensor is one at *places*, as those of a model's `state_dict` are: no copy."""
+    return any(isinstance(each, Tensor) and unsaved.address_of(each) in places - {0} for each in values)
 
 
 def _holds_all(value: Any, weights: AbstractSet[str]) -> bool:
@@ -574,30 +588,28 @@ def _tensors_among(value: Any) -> list[Any]:
 
 def _holders_of(kept_ids: set[int], own: set[int], variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the script's objects and dicts, and those in attributes, that have a kept object as an attribute or item; not those in *own*."""
-    roots = {
-        path: value for path, value in variables.items() if not path.startswith("_") and id(value) not in own
-    }
-    inside = {
-        f"{path}.{name}": held
-        for path, value in roots.items()
-        for name, held in _attributes_of(value).items()
-    }
-    for path, value in {**roots, **inside}.items():
-        if id(value) not in own and any(id(held) in kept_ids for held in _parts_of(value)):
+
+    def enters(value: Any, depth: int) -> bool:
+        return depth == 0 and bool(_attributes_of(value))
+
+    roots = {path: value for path, value in variables.items() if not path.startswith("_")}
+    for path, value, _ in reachable.objects(roots, enters, own):
+        if any(id(held) in kept_ids for held in _parts_of(value)):
             yield path, value
 
 
-def _numbers_of(path: str, holder: Any, outside: set[int]) -> Iterator[tuple[str, int | float | Tensor]]:
-    """Yield the numbers that *holder* holds, and those of a schedule's phases; a trainer, which has a model, holds its meters, too."""
+def _numbers_of(path: str, holder: Any, outside: set[int]) -> Iterator[tuple[str, int | float | Tensor, Any]]:
+    """Yield the numbers that *holder* holds, and those of a schedule's phases, with their owners; a trainer, which has a model, holds its meters, too."""
     is_schedule = not any(isinstance(value, nn.Module) for value in _parts_of(holder))
+    owners: dict[str, Any] = {}
 
     def enters(value: Any, depth: int) -> bool:
         return depth == 0 or (is_schedule and depth <= _DEEPEST and _is_followed(value))
 
-    objects = reachable.objects({path: holder}, enters, outside)
-    for inner, value, _ in objects:
+    for inner, value, _ in reachable.objects({path: holder}, enters, outside):
+        owners[inner] = value
         if type(value) in (int, float) or (isinstance(value, Tensor) and value.ndim == 0):
-            yield inner, value
+            yield inner, value, owners.get(inner.rpartition("[" if inner.endswith("]") else ".")[0])
 
 
 def _parts_of(value: Any) -> list[Any]:
