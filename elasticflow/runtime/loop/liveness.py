@@ -157,8 +157,9 @@ class _Backwards:
 
     def _read(self, node: ast.AST, live: set[str]) -> set[str]:
         match node:
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                return live
+            case ast.FunctionDef() if self._value_at:
+                # A closure for the optimizer makes gradients.
+                return live | self.read_block(node.body, set())
             case ast.For() | ast.While():
                 after = self.read_block(node.orelse, live)
                 return self.read_loop(node, after, counts=self._counts(node.body, after))

@@ -1344,3 +1344,24 @@ def test_the_branches_of_a_condition_are_read_apart(me: Any) -> None:
         script.step()
         script.snapshot()
     assert script.told == {"scale": COUNTER, "state": RECORD}
+
+
+def test_a_number_in_a_closure_for_the_optimizer_is_told(me: Any) -> None:
+    """As LBFGS calls it; not one that a function shows."""
+    script, annealed, shown = Script(me), 1, 0
+    script.keep()
+    for _ in range(3):
+
+        def closure() -> Tensor:
+            loss = script.model(torch.ones(1, 2)).sum() / annealed  # noqa: B023
+            loss.backward()
+            return loss
+
+        def show() -> None:
+            print(shown)  # noqa: B023
+
+        closure()
+        show()
+        annealed, shown = annealed + 1, shown + 1
+        script.step()
+    assert script.told == {"annealed": COUNTER}
