@@ -26,8 +26,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.loop import carried_values, kept, script_loops
-from elasticflow.runtime.process import random_streams, torch_private
-from elasticflow.runtime.snapshot import reachable, unsaved
+from elasticflow.runtime.process import random_streams, reachable, torch_private
+from elasticflow.runtime.snapshot import unsaved
 from elasticflow.system.exceptions import is_own_code
 from elasticflow.system.installation import is_of_installed_package
 

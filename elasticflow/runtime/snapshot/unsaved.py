@@ -21,11 +21,10 @@ from torch.optim import Optimizer
 
 from elasticflow import events
 from elasticflow.errors import StateError
-from elasticflow.runtime.process import random_streams
+from elasticflow.runtime.process import random_streams, reachable
 from elasticflow.runtime.process.checksums import crc_of, sums_of
 from elasticflow.runtime.process.sharded_tensors import local_of
 from elasticflow.runtime.process.torch_private import buffers_of, has_plain_state, unsaved_buffers_of
-from elasticflow.runtime.snapshot import reachable
 from elasticflow.runtime.snapshot.model_attributes import flags_of, goes_by, held_by, is_doubtful
 from elasticflow.runtime.training import several_optimizers
 from elasticflow.snapshots.format.state_json import StateMark

@@ -37,7 +37,7 @@ from elasticflow.runtime.loop.script_state import (
     ScriptState,
     argument_for,
 )
-from elasticflow.runtime.snapshot import reachable
+from elasticflow.runtime.process import reachable
 from elasticflow.runtime.snapshot.unsaved import Unsaved
 from elasticflow.runtime.state.state import State
 
@@ -1352,7 +1352,7 @@ def test_a_number_in_a_closure_for_the_optimizer_is_told(me: Any) -> None:
     script.keep()
     for _ in range(3):
 
-        def closure() -> Tensor:
+        def closure() -> Any:
             loss = script.model(torch.ones(1, 2)).sum() / annealed  # noqa: B023
             loss.backward()
             return loss
