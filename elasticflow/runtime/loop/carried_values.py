@@ -68,7 +68,8 @@ def counted_in(frame: FrameType, line: int) -> Iterator[tuple[str, int | float]]
 def deciders_in(frame: FrameType, line: int) -> Iterator[tuple[str, Any, Any]]:
     """Yield what a step, the end or a file of the loops around *line* depends on, by path, `self.stopper`, with the object that has it."""
     value_at = _values_of(frame)
-    passes = passes_around(frame.f_code.co_filename, line, value_at)
+    # A function that gets the optimizer gets meters, too.
+    passes = passes_around(frame.f_code.co_filename, line, value_at, by_arguments=False)
     found = {
         path: value_at(path) for path in sorted(p.removesuffix("[-1]") for each in passes for p in each.head)
     }

@@ -28,7 +28,7 @@ _CHOICES = (ast.If, ast.IfExp, ast.Try, ast.Match)
 _RATES = {"['lr']", "['weight_decay']", "['momentum']", "['betas']", "grad"}
 _STEPS = {"backward", "step", "stop"}
 
-_PASSES: dict[tuple[str, int, bool], tuple[Pass, ...]] = {}
+_PASSES: dict[tuple[str, int, bool, bool], tuple[Pass, ...]] = {}
 
 Loop = ast.For | ast.While
 
@@ -71,11 +71,19 @@ class Flow(NamedTuple):
         return not any(isinstance(each, ast.Slice) for each in ast.walk(self.target.slice))
 
 
-def passes_around(file: str, line: int, value_at: Callable[[str], Any] | None = None) -> tuple[Pass, ...]:
-    """Return the passes of the loops around *line*, the outermost first; without *value_at*, which tells what lies at a path, each read counts as a use."""
-    key = file, line, value_at is None
+def passes_around(
+    file: str, line: int, value_at: Callable[[str], Any] | None = None, *, by_arguments: bool = True
+) -> tuple[Pass, ...]:
+    """Return the passes of the loops around *line*, the outermost first.
+
+    Args:
+        value_at: Tells what lies at a path. None: each read counts as a use.
+        by_arguments: Indices, and arguments of models and of functions that get an optimizer, count as used.
+    """
+    key = file, line, value_at is None, by_arguments
     if key not in _PASSES:
-        reader, loops = _Backwards(value_at, counts_all=value_at is None), loops_around(file, line)
+        reader = _Backwards(value_at, counts_all=value_at is None, by_arguments=by_arguments)
+        loops = loops_around(file, line)
         for loop in loops:
             if loop not in reader.passes:
                 reader.read_loop(loop, set(), counts=True)
@@ -116,8 +124,14 @@ class _Backwards:
         passes: The loops that were read.
     """
 
-    def __init__(self, value_at: Callable[[str], Any] | None = None, *, counts_all: bool = False) -> None:
-        self._value_at, self._counts_all = value_at, counts_all
+    def __init__(
+        self,
+        value_at: Callable[[str], Any] | None = None,
+        *,
+        counts_all: bool = False,
+        by_arguments: bool = False,
+    ) -> None:
+        self._value_at, self._counts_all, self._by_arguments = value_at, counts_all, by_arguments
         self.passes: dict[Loop, Pass] = {}
 
     def read_loop(self, loop: Loop, live: AbstractSet[str], *, counts: bool) -> set[str]:
@@ -190,7 +204,9 @@ class _Backwards:
             # `x[i] = 0` and `x.zero_()` do not read x.
             used = read_in(*parts, outside=[each.target for each in flows])
         elif self._value_at:
-            used = used.union(*(_given_to(each, self._value_at) for each in _walk(*parts)))
+            for each in _walk(*parts):
+                used |= _used_by(each, self._value_at)
+                used |= _given_to(each, self._value_at) if self._by_arguments else set()
         for flow in flows:
             is_used = {flow.path, flow.path.rpartition("[")[0]} & live or _is_rate(flow.target)
             used |= read_in(*flow.sources) if is_used and not self._counts_all else set()
@@ -269,25 +285,31 @@ def _is_in_place(node: ast.AST) -> bool:
     return isinstance(node, ast.Attribute) and node.attr == "data" and isinstance(node.ctx, ast.Store)
 
 
+def _used_by(node: ast.AST, value_at: Callable[[str], Any]) -> set[str]:
+    """Return what *node* makes a gradient of, or measures for a schedule; and the object of a method that gets a model, as an average does."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return set()
+    if node.func.attr == "backward":
+        return read_in(node)
+    # `run.step` has no measure but by name, a ReduceLROnPlateau has one.
+    found = read_in(*node.args) if node.func.attr == "step" else set()
+    given = (value_at(ast.unparse(each).removesuffix(".parameters()")) for each in arguments_of(node))
+    return found | ({ast.unparse(node.func.value)} if any(isinstance(g, nn.Module) for g in given) else set())
+
+
 def _given_to(node: ast.AST, value_at: Callable[[str], Any]) -> set[str]:
-    """Return what *node* has a step depend on: arguments of models, of an object with a state, of what gets an optimizer or two models; an index."""
+    """Return the arguments of models, of an object with a state, and of what gets an optimizer or two models; names in an index."""
     if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
         return {each.id for each in ast.walk(node.slice) if isinstance(each, ast.Name)}
     if not isinstance(node, ast.Call):
         return set()
-    arguments, (owner, _, name) = arguments_of(node), ast.unparse(node.func).rpartition(".")
-    if owner and name == "backward":
-        return read_in(node)
-    given = [value_at(ast.unparse(each).removesuffix(".parameters()")) for each in arguments]
-    models = sum(isinstance(each, nn.Module) for each in given)
-    is_step = models > 1 or any(isinstance(each, Optimizer) for each in given)
-    is_shown = any(each in name.lower() for each in _LOOKS)
-    has_state = callable(getattr(type(value_at(owner)), "load_state_dict", None))
-    # An average of the weights gets a model. `run.step` has no measure but by name, a ReduceLROnPlateau has one.
-    found = {owner} if owner and models else set()
-    if has_state or isinstance(value_at(ast.unparse(node.func)), nn.Module) or (is_step and not is_shown):
-        return found | read_in(*arguments)
-    return found | (read_in(*node.args) if owner and name == "step" else set())
+    called = ast.unparse(node.func)
+    given = [value_at(ast.unparse(each)) for each in arguments_of(node)]
+    is_step = any(isinstance(g, Optimizer) for g in given) or sum(isinstance(g, nn.Module) for g in given) > 1
+    is_shown = any(each in _name_of(node.func).lower() for each in _LOOKS)
+    has_state = callable(getattr(type(value_at(called.rpartition(".")[0])), "load_state_dict", None))
+    is_used = has_state or isinstance(value_at(called), nn.Module) or (is_step and not is_shown)
+    return read_in(*arguments_of(node)) if is_used else set()
 
 
 def arguments_of(call: ast.Call) -> list[ast.expr]:

@@ -27,12 +27,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from elasticflow.errors import StateError
 from elasticflow.runtime.loop import carried_values, kept, script_loops
 from elasticflow.runtime.process import random_streams, reachable, torch_private
+from elasticflow.runtime.process.sharded_tensors import local_of
 from elasticflow.runtime.snapshot import unsaved
 from elasticflow.system.exceptions import is_own_code
 from elasticflow.system.installation import is_of_installed_package
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Sequence
     from collections.abc import Set as AbstractSet
     from types import FrameType
 
@@ -211,7 +212,7 @@ class ScriptState:
             self._tell(path, kind)
 
     def _compare(self, each: Found) -> None:
-        mark = _mark_of(each.value, _tensors_of(self._state))
+        mark = _mark_of(each.value, _places_of(list(_kept(self._state))))
         key = id(each.value)
         before, self._seen[key] = self._seen.get(key), _Seen(_reference_to(each.value), mark)
         has_changed = before is not None and before.value() is each.value and before.mark != mark
@@ -301,7 +302,7 @@ class ScriptState:
 
     def _tell_of_carried(self, frames: Sequence[FrameType]) -> None:
         """Tell of tensors and arrays that the loop carries from pass to pass and no kept object holds."""
-        own = cache(lambda: {id(each) for each in _kept(self._state)} | _tensors_of(self._state))
+        own = cache(lambda: {id(each) for each in _kept(self._state)})
         lines = [(frame, frame.f_lineno) for frame in frames]
         if self._repeats_epochs():
             # The epoch makes again what passes inside it carry.
@@ -388,9 +389,8 @@ def found_in(state: State, variables: Mapping[str, Any]) -> Iterator[Found]:
     """Yield what *variables* hold that has a state, and is neither kept nor a part of what is kept."""
     kept_values = list(_kept(state))
     known = {id(value) for value in kept_values}
-    tensors, weights = _tensors_of(state), dict(state.model.named_parameters())
-    places = {unsaved.address_of(each) for value in kept_values for each in _own_tensors_of(value)}
-    trained = _trained_alone(state, kept_values, tensors)
+    places, weights = _places_of(kept_values), dict(state.model.named_parameters())
+    trained = _trained_alone(state, places)
     closed: set[int] = set()
 
     def enters(value: Any, depth: int) -> bool:
@@ -402,7 +402,7 @@ def found_in(state: State, variables: Mapping[str, Any]) -> Iterator[Found]:
             closed.add(id(value))
             continue
         known.add(id(value))
-        found = _as_found(path, value, tensors, places, weights, trained)
+        found = _as_found(path, value, places, weights, trained)
         if found is not None:
             closed.add(id(value))
             yield found
@@ -412,24 +412,19 @@ def found_in(state: State, variables: Mapping[str, Any]) -> Iterator[Found]:
 
 
 def _as_found(
-    path: str,
-    value: Any,
-    tensors: set[int],
-    places: set[int],
-    weights: Mapping[str, Tensor],
-    trained: dict[int, Found],
+    path: str, value: Any, places: set[int], weights: Mapping[str, Tensor], trained: dict[int, Found]
 ) -> Found | None:
     """Return *value* as an object with state of its own; None if it has none. Tensors that it holds are removed from *trained*."""
     if isinstance(value, random_streams.GENERATORS):
         return Found(path, value, is_told=False)
     if trained.pop(id(value), None) is not None or _is_environment(value):
         return Found(path, value, is_told=True)
-    if _has_state(value, tensors):
+    if _has_state(value, places):
         parameters = list(value.parameters()) if isinstance(value, nn.Module) else []
         for parameter in parameters:
             trained.pop(id(parameter), None)
         return Found(path, value, is_told=not isinstance(value, nn.Module) or bool(parameters))
-    if _holds_all(value, weights.keys()) and not _shares(value.values(), places):
+    if _holds_all(value, weights.keys()) and not any(_lies_at(each, places) for each in value.values()):
         return Found(path, value, is_told=False, role=COPY)
     if _batches_given(value) is not None:
         return Found(path, value, is_told=False, role=READER)
@@ -438,7 +433,7 @@ def _as_found(
     among = _tensors_among(value)
     if [trained.pop(id(each)) for each in among if id(each) in trained]:
         return Found(path, value, is_told=True)
-    if _is_like(value, weights) and not _shares(value, places):
+    if _is_like(value, weights) and not any(_lies_at(each, places) for each in value):
         return Found(path, value, is_told=False, role=AVERAGE)
     return Found(path, value, is_told=False, role=POOL) if among else None
 
@@ -529,11 +524,8 @@ def _place_of(iterator: Any) -> int | None:
     )
 
 
-def _trained_alone(state: State, kept_values: Sequence[Any], tensors: AbstractSet[int]) -> dict[int, Found]:
+def _trained_alone(state: State, places: AbstractSet[int]) -> dict[int, Found]:
     """Return the tensors that kept optimizers move and no kept object holds, by `id`: a learned temperature, say."""
-    modules = [value for value in kept_values if isinstance(value, nn.Module)]
-    of_modules = (parameter for module in modules for parameter in module.parameters())
-    held = {*tensors, *map(id, kept_values), *map(id, of_modules)}
     return {
         id(tensor): Found(
             f"{name.removeprefix('optimizer.')}.param_groups[{i}]['params'][{j}]", tensor, is_told=False
@@ -542,21 +534,22 @@ def _trained_alone(state: State, kept_values: Sequence[Any], tensors: AbstractSe
         if not unsaved.has_own_state(optimizer)
         for i, group in enumerate(optimizer.param_groups)
         for j, tensor in enumerate(group["params"])
-        if id(tensor) not in held
+        if not _lies_at(tensor, places)
     }
 
 
-def _own_tensors_of(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, nn.Module):
-        yield from value.parameters(recurse=False)
-        yield from value.buffers(recurse=False)
+def _places_of(values: Sequence[Any]) -> set[int]:
+    """Return the addresses of the tensors among *values*, and of the parameters and buffers of their modules."""
+    tensors = [each for each in values if isinstance(each, Tensor)]
+    for module in (each for each in values if isinstance(each, nn.Module)):
+        tensors += [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    return {unsaved.address_of(local_of(each)) for each in tensors}
 
 
-def _shares(values: Iterable[Any], places: AbstractSet[int]) -> bool:
-    """Return True if a tensor is one at *places*, as those of a model's `state_dict` are: no copy."""
-    return any(isinstance(each, Tensor) and unsaved.address_of(each) in places - {0} for each in values)
+def _lies_at(value: Any, places: AbstractSet[int]) -> bool:
+    """Return True for a tensor that has its memory at one of *places*, as those of a model's `state_dict` have, or none."""
+    address = unsaved.address_of(local_of(value)) if isinstance(value, Tensor) else None
+    return address == 0 or address in places
 
 
 def _holds_all(value: Any, weights: AbstractSet[str]) -> bool:
@@ -656,12 +649,6 @@ def _is_long(value: Any) -> bool:
     return isinstance(value, Mapping | list | tuple) and len(value) > _MOST_ITEMS
 
 
-def _tensors_of(state: State) -> set[int]:
-    """Return the `id` of the parameters and buffers that are kept."""
-    modules = [value for value in state.objects.values() if isinstance(value, nn.Module)]
-    return {id(tensor) for module in modules for tensor in (*module.parameters(), *module.buffers())}
-
-
 def _optimizer_of(value: Any) -> Any:
     return getattr(value, "__dict__", {}).get("optimizer")
 
@@ -671,14 +658,14 @@ def _groups_of(optimizer: Any) -> set[int]:
     return {id(group) for group in optimizer.param_groups} if isinstance(optimizer, Optimizer) else set()
 
 
-def _has_state(value: Any, kept_tensors: set[int]) -> bool:
+def _has_state(value: Any, places: set[int]) -> bool:
     """Return True if an object has a state to save and load that is not empty and is more than the state of kept models."""
     # By its class: an object may say that it has any attribute.
     if isinstance(value, type) or not all(callable(getattr(type(value), name, None)) for name in _METHODS):
         return False
     try:
         if isinstance(value, nn.Module):
-            return bool(_own_state(value, kept_tensors))
+            return bool(_own_state(value, places))
         return bool(value.state_dict())  # of a GradScaler that is switched off there is none
     except AttributeError:
         return False  # a wrapper of what has none: Accelerate's DataLoader (1.15)
@@ -693,18 +680,18 @@ def _is_environment(value: Any) -> bool:
     return has_space and all(callable(getattr(kind, name, None)) for name in ("reset", "step"))
 
 
-def _own_state(module: nn.Module, kept_tensors: set[int]) -> dict[str, Tensor]:
+def _own_state(module: nn.Module, places: AbstractSet[int]) -> dict[str, Tensor]:
     """Return a module's parameters and buffers without those of the kept models."""
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    return {name: tensor for name, tensor in tensors.items() if id(tensor) not in kept_tensors}
+    return {name: tensor for name, tensor in tensors.items() if not _lies_at(tensor, places)}
 
 
-def _mark_of(value: Any, kept_tensors: set[int]) -> Any:
+def _mark_of(value: Any, places: AbstractSet[int]) -> Any:
     """Return a mark that stays equal while an object does not change; None for a class that may count anything."""
     if isinstance(value, random_streams.GENERATORS):
         return random_streams.mark_of(value)
     if isinstance(value, nn.Module):
-        return unsaved.marks_of(list(reachable.leaves({"": _own_state(value, kept_tensors)}, {})))
+        return unsaved.marks_of(list(reachable.leaves({"": _own_state(value, places)}, {})))
     if isinstance(value, Tensor | list | dict | deque):
         return unsaved.marks_of(list(reachable.leaves({"": value}, {})))
     if isinstance(value, Optimizer | LRScheduler) or kept.is_scaler(value):

@@ -1018,6 +1018,10 @@ def adjust_rate(optimizer: Any, place: float) -> None:
     optimizer.param_groups[0]["lr"] = 0.1 / (1 + place)
 
 
+def train_one(model: Any, optimizer: Any, log: Any) -> None:
+    """Do nothing."""
+
+
 def save_all(optimizer: Any, place: int) -> None:
     """Write nothing."""
 
@@ -1067,13 +1071,16 @@ class Momentum:
 
 
 def test_an_object_that_gets_the_model_is_told_once_its_numbers_change(me: Any) -> None:
-    """The momentum of BYOL; not what shows a loss."""
+    """The momentum of BYOL; not what shows a loss, or is given to a function with the optimizer."""
     script, target = Script(me), nn.Linear(2, 1)
     trainer = SimpleNamespace(model=script.model, momentum=Momentum(), meter=Warmup(None))
     script.keep(target=target)
+    log = Warmup(None)
     for _ in range(3):
         trainer.momentum.update(trainer.model, target)
         trainer.meter.step()
+        log.step()
+        train_one(script.model, script.optimizer, log)
         script.step()
     assert script.told == {"trainer.momentum": DECIDER}
 
