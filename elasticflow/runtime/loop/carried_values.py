@@ -70,9 +70,10 @@ def deciders_in(frame: FrameType, line: int) -> Iterator[tuple[str, Any, Any]]:
     value_at = _values_of(frame)
     # A function that gets the optimizer gets meters, too.
     passes = passes_around(frame.f_code.co_filename, line, value_at, by_arguments=False)
-    found = {
-        path: value_at(path) for path in sorted(p.removesuffix("[-1]") for each in passes for p in each.head)
-    }
+    paths = {path.removesuffix("[-1]") for each in passes for path in each.head}
+    # A flag that a pass sets may be set by a callback, too.
+    paths |= {path for each in passes for path in each.ends if isinstance(value_at(path), bool)}
+    found = {path: value_at(path) for path in sorted(paths)}
     for path, value in found.items():
         inside = [each for inner, each in found.items() if inner.startswith(f"{path}.")]
         # These are looked at where nothing else of an object is read.

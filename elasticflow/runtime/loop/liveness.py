@@ -41,12 +41,14 @@ class Pass(NamedTuple):
         body: The same behind the loop's head, with the variables that it sets.
         written: Variables and paths that are assigned, or changed in place.
         always: Variables that are assigned under no condition, or begin anew by a seed.
+        ends: Attributes by which the loop is left, those that the pass sets too.
     """
 
     head: frozenset[str]
     body: frozenset[str]
     written: frozenset[str]
     always: frozenset[str]
+    ends: frozenset[str]
 
 
 class Flow(NamedTuple):
@@ -154,7 +156,9 @@ class _Backwards:
             again |= head
         changes = flows_in(*loop.body, but=_CHOICES)
         always = {each.path for each in changes if isinstance(each.target, ast.Name) and not each.is_call}
-        self.passes[loop] = Pass(*map(frozenset, (head, body, written, always | targets)))
+        tests = (each for each in _walk(*loop.body) if isinstance(each, ast.If))
+        ends = set().union(*(read_in(each.test) for each in tests if _has(each, ast.Break)))
+        self.passes[loop] = Pass(*map(frozenset, (head, body, written, always | targets, ends)))
         iterated = read_in(loop.iter) if isinstance(loop, ast.For) and counts else set()
         return head | _without(live, written) | iterated
 
@@ -163,7 +167,7 @@ class _Backwards:
         live, is_learning = set(live), False
         for node in reversed(list(block)):
             # `continue` leaves out what stands behind it.
-            leaves_out = is_learning and any(isinstance(each, ast.Continue) for each in _walk(node))
+            leaves_out = is_learning and _has(node, ast.Continue)
             tested = read_in(node.test) if leaves_out and isinstance(node, ast.If) else set()
             live = self._read(node, live) | tested
             is_learning = is_learning or _learns(node)
@@ -368,6 +372,10 @@ def _walk(*nodes: ast.AST, but: tuple[type[ast.AST], ...] = ()) -> Iterator[ast.
         if not isinstance(node, (*FUNCTIONS, *but)):
             yield node
             waiting.extend(ast.iter_child_nodes(node))
+
+
+def _has(node: ast.AST, kind: type[ast.AST]) -> bool:
+    return any(isinstance(each, kind) for each in _walk(node))
 
 
 def _written(block: Iterable[ast.AST]) -> set[str]:

@@ -698,6 +698,7 @@ def test_a_callback_that_ends_training_is_told(me: Any) -> None:
     script.keep()
     for number in range(3):
         trainer.callbacks[0](number)
+        trainer.is_over = False
         trainer.callbacks[1].on_epoch_end()
         if trainer.is_over:
             break
