@@ -6,6 +6,7 @@ Compilers call such values strongly live. A condition is read as if one of its b
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -228,7 +229,12 @@ def flows_in(*nodes: ast.AST, but: tuple[type[ast.AST], ...] = ()) -> Iterator[F
         yield from _flows_of(each)
 
 
-def _flows_of(node: ast.AST) -> Iterator[Flow]:
+@cache
+def _flows_of(node: ast.AST) -> tuple[Flow, ...]:
+    return tuple(_made_by(node))
+
+
+def _made_by(node: ast.AST) -> Iterator[Flow]:
     if isinstance(node, ast.Assign):
         for target in node.targets:
             yield from _flows_to(target, node.value)
@@ -321,6 +327,7 @@ def arguments_of(call: ast.Call) -> list[ast.expr]:
     return [*call.args, *(each.value for each in call.keywords)]
 
 
+@cache
 def path_of(node: ast.AST) -> str:
     """Return `self.best`, or `state['step']`, for an expression of this form; empty for any other expression."""
     if isinstance(node, ast.Name):
@@ -354,6 +361,7 @@ def _names(node: ast.AST) -> set[str]:
     return {_name_of(each) for each in ast.walk(node)}
 
 
+@cache
 def _beginnings_of(path: str) -> set[str]:
     """Return `self` and `self.best` of `self.best`."""
     return {path[: each.start()] for each in re.finditer(r"[.\[]|$", path)}
@@ -366,12 +374,15 @@ def _without(paths: AbstractSet[str], assigned: AbstractSet[str]) -> set[str]:
 
 def _walk(*nodes: ast.AST, but: tuple[type[ast.AST], ...] = ()) -> Iterator[ast.AST]:
     """Yield *nodes* and what is in them, but for functions and nodes of the kinds *but*."""
-    waiting = list(nodes)
-    while waiting:
-        node = waiting.pop()
-        if not isinstance(node, (*FUNCTIONS, *but)):
-            yield node
-            waiting.extend(ast.iter_child_nodes(node))
+    return itertools.chain.from_iterable(_inside(each, but) for each in nodes)
+
+
+# A node lives as long as the file's tree.
+@cache
+def _inside(node: ast.AST, but: tuple[type[ast.AST], ...]) -> tuple[ast.AST, ...]:
+    if isinstance(node, (*FUNCTIONS, *but)):
+        return ()
+    return (node, *(inner for each in ast.iter_child_nodes(node) for inner in _inside(each, but)))
 
 
 def _has(node: ast.AST, kind: type[ast.AST]) -> bool:
@@ -380,7 +391,12 @@ def _has(node: ast.AST, kind: type[ast.AST]) -> bool:
 
 def _written(block: Iterable[ast.AST]) -> set[str]:
     """Return the paths that *block* changes."""
-    return {each.path for each in flows_in(*block)}
+    return set().union(*map(_written_by, block))
+
+
+@cache
+def _written_by(node: ast.AST) -> frozenset[str]:
+    return frozenset(each.path for each in flows_in(node))
 
 
 def read_in(*nodes: ast.AST, outside: Iterable[ast.AST] = ()) -> set[str]:
@@ -408,6 +424,7 @@ def _is_rate(target: ast.AST) -> bool:
     return end_of(path_of(target) or ast.unparse(target)) in _RATES
 
 
+@cache
 def _learns(node: ast.AST) -> bool:
     """Return True if a gradient is made or taken away in *node*, a rate is set, an optimizer or a schedule steps, a file is saved, or the loop ends."""
     return any(

@@ -157,6 +157,7 @@ class ScriptState:
             made_anew = made_anew - frame.f_locals.keys() | made
         found = self._found({name: value for name, value in variables.items() if name not in made_anew})
         self._tell_of(found)
+        places = _places_of(list(_kept(self._state)))
         for each in found:
             if each.role == POOL:
                 self._tell_of_pool(each)
@@ -169,7 +170,7 @@ class ScriptState:
                 if is_thorough and self._has_moved(each.path, hash(repr(_mark_of(each.value, set())))):
                     self._tell_once(each.path, each.path, AVERAGE)
             elif is_thorough or not isinstance(each.value, nn.Module | Optimizer | Tensor):
-                self._compare(each)
+                self._compare(each, places)
         self._compare_rates()
         self._compare_values(variables)
         self._tell_of_counters(variables, {frame.f_code.co_filename for frame in frames})
@@ -211,8 +212,8 @@ class ScriptState:
             self._told |= {key, path}
             self._tell(path, kind)
 
-    def _compare(self, each: Found) -> None:
-        mark = _mark_of(each.value, _places_of(list(_kept(self._state))))
+    def _compare(self, each: Found, places: AbstractSet[int]) -> None:
+        mark = _mark_of(each.value, places)
         key = id(each.value)
         before, self._seen[key] = self._seen.get(key), _Seen(_reference_to(each.value), mark)
         has_changed = before is not None and before.value() is each.value and before.mark != mark
