@@ -116,6 +116,7 @@ class ScriptState:
         self._state, self._ignored, self._tell = state, tuple(ignored), tell
         self._code, self._globals = frame.f_code, frame.f_globals
         self._told: set[str | int] = set()
+        self._made_anew: set[str] = set()
         # An object has the path that it was found by first, whichever function looks at it later.
         self._paths: dict[int, str] = {}
         self._seen: dict[str | int, _Seen] = {}
@@ -155,6 +156,8 @@ class ScriptState:
             variables |= frame.f_locals
             made = carried_values.made_in_each_pass(frame.f_code.co_filename, frame.f_lineno)
             made_anew = made_anew - frame.f_locals.keys() | made
+        # Behind the loop nothing tells of its passes any more.
+        self._made_anew = made_anew = made_anew or self._made_anew
         found = self._found({name: value for name, value in variables.items() if name not in made_anew})
         self._tell_of(found)
         places = _places_of(list(_kept(self._state)))

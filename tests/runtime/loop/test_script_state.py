@@ -1320,6 +1320,7 @@ def test_an_environment_that_each_pass_begins_by_a_seed_is_not_told(me: Any) -> 
         for each in (seeded, unseeded, now_and_then):
             each.step()
         script.step()
+    script.snapshot()
     assert script.told == dict.fromkeys(("unseeded", "now_and_then"), f"{__name__}.Seeded")
 
 
