@@ -22,7 +22,7 @@ from elasticflow.runtime.data.sample_reader import checked_collate
 from elasticflow.runtime.data.shard_reader import ShardReader, require_iterable
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.process.random_streams import GENERATORS
-from elasticflow.runtime.snapshot.reachable import leaves
+from elasticflow.runtime.process.reachable import leaves
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,8 +18,8 @@ from elasticflow.deep.child.report import BrokenError
 from elasticflow.deep.child.run import DeepRun
 from elasticflow.deep.child.state import build, included, key_of, state_of
 from elasticflow.errors import StateError, StopTraining
-from elasticflow.runtime.process import random_streams
-from elasticflow.runtime.snapshot import reachable, unsaved
+from elasticflow.runtime.process import random_streams, reachable
+from elasticflow.runtime.snapshot import unsaved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

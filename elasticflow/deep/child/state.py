@@ -17,8 +17,9 @@ from torch.nn.parameter import UninitializedParameter, is_lazy
 from elasticflow.deep.child.report import BrokenError
 from elasticflow.deep.messages import Facts
 from elasticflow.errors import JobKeyError, StateError
+from elasticflow.runtime.process import reachable
 from elasticflow.runtime.process.torch_private import storage_id
-from elasticflow.runtime.snapshot import reachable, unsaved
+from elasticflow.runtime.snapshot import unsaved
 from elasticflow.runtime.state.loading import add_tied, check_module, weight_files
 from elasticflow.runtime.state.state import State
 from elasticflow.runtime.state.tensors import BY_NAME

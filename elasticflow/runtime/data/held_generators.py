@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import random
+import itertools
 import sys
 from collections import deque
 from types import CodeType, FunctionType, MethodType, ModuleType
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from elasticflow.runtime.process import reachable
 from elasticflow.runtime.process.random_streams import GENERATORS, Held
 
 if TYPE_CHECKING:
@@ -45,14 +46,14 @@ def of_libraries(*roots: Any) -> list[Held]:
 
 def held_by(*roots: Any) -> list[Held]:
     """Return the generators that can be reached from *roots*, nearest first; the global ones are left out."""
-    seen = {id(random._inst), id(np.random.mtrand._rand), id(torch.default_generator)}  # noqa: SLF001
+    seen = reachable.shared_generators()
     waiting = deque(("dataset" if not n else f"collate{n}", root, False) for n, root in enumerate(roots))
     # An id stands for one object only as long as the object lives.
     kept: list[Any] = []
     found = []
     while waiting and len(kept) < _MOST_OBJECTS:
         path, thing, is_of_library = waiting.popleft()
-        if thing is None or id(thing) in seen or isinstance(thing, _DATA):
+        if thing is None or id(thing) in seen or isinstance(thing, _DATA) or _is_machinery(thing):
             continue
         seen.add(id(thing))
         kept.append(thing)
@@ -61,47 +62,31 @@ def held_by(*roots: Any) -> list[Held]:
             continue
         is_container = isinstance(thing, dict | list | tuple | deque)
         is_of_library = _root_of(type(thing)) in LIBRARIES or (is_of_library and is_container)
-        waiting.extend((f"{path}{name}", value, is_of_library) for name, value in _inside(thing))
+        inside = reachable.inside_of(path, thing, {})
+        for inner, value in itertools.islice(inside, _MOST_ITEMS if is_container else None):
+            waiting.append((inner, value, is_of_library))
+        waiting.extend((f"{path}{name}", value, is_of_library) for name, value in _named_by(thing))
     return found
 
 
-def _inside(thing: Any) -> Iterator[tuple[str, Any]]:
-    # imgaug's Sequential is a list.
-    if isinstance(thing, dict):
-        items = list(zip(range(_MOST_ITEMS), list(thing.items()), strict=False))
-        yield from (
-            (f"[{key!r}]" if isinstance(key, str | int) else "[..]", item) for _, (key, item) in items
-        )
-    elif isinstance(thing, list | tuple | deque):
-        yield from ((f"[{n}]", value) for n, value in zip(range(_MOST_ITEMS), thing, strict=False))
-    if isinstance(thing, functools.partial):
-        yield from (("", thing.func), (".args", thing.args), (".keywords", thing.keywords))
-    elif isinstance(thing, MethodType):
-        yield from (("", thing.__self__), ("", thing.__func__))
-    elif isinstance(thing, FunctionType):
-        yield from _of_function(thing)
-    else:
-        yield from ((f".{name}", value) for name, value in getattr(thing, "__dict__", {}).items())
-        yield from _of_methods(type(thing))
+def _is_machinery(thing: Any) -> bool:
+    return isinstance(thing, FunctionType) and _root_of(thing) in _NOT_FOLLOWED
 
 
 def _root_of(named: Any) -> str:
     return str(named.__module__ or "").partition(".")[0]
 
 
-def _of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    if _root_of(function) in _NOT_FOLLOWED:
-        return
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            yield f".{name}", cell.cell_contents
-        except ValueError:  # nothing was assigned yet
-            continue
-    yield from ((f".{name}", value) for name, value in (function.__kwdefaults__ or {}).items())
-    yield from ((f".default{n}", value) for n, value in enumerate(function.__defaults__ or ()))
-    for name in _names_of(function.__code__):
-        if name in function.__globals__:
-            yield f":{name}", function.__globals__[name]
+def _named_by(thing: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the globals that a function names; of another object the methods, and the attributes beside the items of a list."""
+    if isinstance(thing, FunctionType):
+        names = [name for name in _names_of(thing.__code__) if name in thing.__globals__]
+        yield from ((f":{name}", thing.__globals__[name]) for name in names)
+    elif not isinstance(thing, MethodType | functools.partial):
+        # imgaug's Sequential is a list.
+        yield from ((f".{name}", value) for name, value in getattr(thing, "__dict__", {}).items())
+        methods = (each for base in type(thing).__mro__ for each in vars(base).values())
+        yield from (("", each) for each in methods if isinstance(each, FunctionType))
 
 
 def _names_of(code: CodeType) -> Iterator[str]:
@@ -109,11 +94,3 @@ def _names_of(code: CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names_of(constant)
-
-
-def _of_methods(kind: type) -> Iterator[tuple[str, Any]]:
-    """Yield the names and values that the methods of a class and of its base classes refer to."""
-    for base in kind.__mro__:
-        for value in vars(base).values():
-            if isinstance(value, FunctionType):
-                yield from _of_function(value)

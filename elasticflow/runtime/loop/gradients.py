@@ -11,8 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 from elasticflow.errors import StateError
 from elasticflow.runtime.loop.batch import Batch
 from elasticflow.runtime.loop.kept import bare
+from elasticflow.runtime.process.reachable import living
 from elasticflow.runtime.process.sharded_tensors import is_over_all_ranks, is_sharded
-from elasticflow.runtime.snapshot.reachable import living
 from elasticflow.runtime.training import several_optimizers
 from elasticflow.runtime.training.ddp import DDPStep
 from elasticflow.runtime.training.exact import ExactStep

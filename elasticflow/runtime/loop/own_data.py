@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from elasticflow.runtime.loop.loop_schedule import stage_seed
 from elasticflow.runtime.process import random_streams
-from elasticflow.runtime.snapshot.reachable import living
+from elasticflow.runtime.process.reachable import living
 
 if TYPE_CHECKING:
     from collections.abc import Callable

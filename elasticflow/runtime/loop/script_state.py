@@ -26,8 +26,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.loop import carried_values, kept, script_loops
-from elasticflow.runtime.process import random_streams, torch_private
-from elasticflow.runtime.snapshot import reachable, unsaved
+from elasticflow.runtime.process import random_streams, reachable, torch_private
+from elasticflow.runtime.process.sharded_tensors import local_of
+from elasticflow.runtime.snapshot import unsaved
 from elasticflow.system.exceptions import is_own_code
 from elasticflow.system.installation import is_of_installed_package
 
@@ -115,6 +116,7 @@ class ScriptState:
         self._state, self._ignored, self._tell = state, tuple(ignored), tell
         self._code, self._globals = frame.f_code, frame.f_globals
         self._told: set[str | int] = set()
+        self._made_anew: set[str] = set()
         # An object has the path that it was found by first, whichever function looks at it later.
         self._paths: dict[int, str] = {}
         self._seen: dict[str | int, _Seen] = {}
@@ -135,7 +137,8 @@ class ScriptState:
         self._buffers: dict[str, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
         found = self._found(variables)
         self._copies_at_first = {id(each.value): each.value for each in found if each.role == COPY}
-        self._tell_of(found)
+        # An environment may be begun anew, by a seed, in each pass.
+        self._tell_of([each for each in found if not _is_environment(each.value)])
 
     def look(self, *, is_thorough: bool) -> None:
         """Look at what the script holds now.
@@ -151,11 +154,13 @@ class ScriptState:
         made_anew: set[str] = set()
         for frame in reversed(frames):
             variables |= frame.f_locals
-            made_anew = made_anew - frame.f_locals.keys() | carried_values.made_in_each_pass(
-                frame, frame.f_lineno
-            )
+            made = carried_values.made_in_each_pass(frame.f_code.co_filename, frame.f_lineno)
+            made_anew = made_anew - frame.f_locals.keys() | made
+        # Behind the loop nothing tells of its passes any more.
+        self._made_anew = made_anew = made_anew or self._made_anew
         found = self._found({name: value for name, value in variables.items() if name not in made_anew})
         self._tell_of(found)
+        places = _places_of(list(_kept(self._state)))
         for each in found:
             if each.role == POOL:
                 self._tell_of_pool(each)
@@ -168,10 +173,10 @@ class ScriptState:
                 if is_thorough and self._has_moved(each.path, hash(repr(_mark_of(each.value, set())))):
                     self._tell_once(each.path, each.path, AVERAGE)
             elif is_thorough or not isinstance(each.value, nn.Module | Optimizer | Tensor):
-                self._compare(each)
+                self._compare(each, places)
         self._compare_rates()
         self._compare_values(variables)
-        self._tell_of_counters(variables)
+        self._tell_of_counters(variables, {frame.f_code.co_filename for frame in frames})
         self._tell_of_carried(frames)
 
     def _found(self, variables: Mapping[str, Any]) -> list[Found]:
@@ -210,8 +215,8 @@ class ScriptState:
             self._told |= {key, path}
             self._tell(path, kind)
 
-    def _compare(self, each: Found) -> None:
-        mark = _mark_of(each.value, _tensors_of(self._state))
+    def _compare(self, each: Found, places: AbstractSet[int]) -> None:
+        mark = _mark_of(each.value, places)
         key = id(each.value)
         before, self._seen[key] = self._seen.get(key), _Seen(_reference_to(each.value), mark)
         has_changed = before is not None and before.value() is each.value and before.mark != mark
@@ -286,23 +291,22 @@ class ScriptState:
                     f"make it before run.keep, and run.keep(scheduler=scheduler); {unsaved.unless(path)}",
                 )
 
-    def _tell_of_counters(self, variables: Mapping[str, Any]) -> None:
+    def _tell_of_counters(self, variables: Mapping[str, Any], files: set[str]) -> None:
         """Tell of numbers that change with the steps in objects around a kept optimizer: a trainer, a schedule made by hand."""
         kept_ids = {id(optimizer) for optimizer in self._state.optimizers.values()}
         own = {id(value) for value in self._state.objects.values()}  # these have a state of their own
         for name, holder in _holders_of(kept_ids, own, variables):
             # `self` is the script's `trainer`.
             path = self._paths.setdefault(id(holder), name)
-            for key, value in _numbers_of(path, holder, kept_ids | own):
-                if not isinstance(value, Tensor):
-                    self._tell_of_attribute(key, value)
-                # Without a sum in it, a loss that each pass computes anew.
-                elif key.rpartition(".")[2] in carried_values.added_to(self._code.co_filename):
-                    self._tell_of_counter(key, float(value))
+            for key, value, owner in _numbers_of(path, holder, kept_ids | own):
+                is_anew = carried_values.is_made_anew(key, owner, {self._code.co_filename, *files})
+                # A tensor is often a loss.
+                if is_anew is False or (is_anew is None and not isinstance(value, Tensor)):
+                    self._tell_of_attribute(key, float(value))
 
     def _tell_of_carried(self, frames: Sequence[FrameType]) -> None:
         """Tell of tensors and arrays that the loop carries from pass to pass and no kept object holds."""
-        own = cache(lambda: {id(each) for each in _kept(self._state)} | _tensors_of(self._state))
+        own = cache(lambda: {id(each) for each in _kept(self._state)})
         lines = [(frame, frame.f_lineno) for frame in frames]
         if self._repeats_epochs():
             # The epoch makes again what passes inside it carry.
@@ -389,8 +393,8 @@ def found_in(state: State, variables: Mapping[str, Any]) -> Iterator[Found]:
     """Yield what *variables* hold that has a state, and is neither kept nor a part of what is kept."""
     kept_values = list(_kept(state))
     known = {id(value) for value in kept_values}
-    tensors, weights = _tensors_of(state), dict(state.model.named_parameters())
-    trained = _trained_alone(state, kept_values, tensors)
+    places, weights = _places_of(kept_values), dict(state.model.named_parameters())
+    trained = _trained_alone(state, places)
     closed: set[int] = set()
 
     def enters(value: Any, depth: int) -> bool:
@@ -402,7 +406,7 @@ def found_in(state: State, variables: Mapping[str, Any]) -> Iterator[Found]:
             closed.add(id(value))
             continue
         known.add(id(value))
-        found = _as_found(path, value, tensors, weights, trained)
+        found = _as_found(path, value, places, weights, trained)
         if found is not None:
             closed.add(id(value))
             yield found
@@ -412,19 +416,19 @@ def found_in(state: State, variables: Mapping[str, Any]) -> Iterator[Found]:
 
 
 def _as_found(
-    path: str, value: Any, tensors: set[int], weights: Mapping[str, Tensor], trained: dict[int, Found]
+    path: str, value: Any, places: set[int], weights: Mapping[str, Tensor], trained: dict[int, Found]
 ) -> Found | None:
     """Return *value* as an object with state of its own; None if it has none. Tensors that it holds are removed from *trained*."""
     if isinstance(value, random_streams.GENERATORS):
         return Found(path, value, is_told=False)
     if trained.pop(id(value), None) is not None or _is_environment(value):
         return Found(path, value, is_told=True)
-    if _has_state(value, tensors):
+    if _has_state(value, places):
         parameters = list(value.parameters()) if isinstance(value, nn.Module) else []
         for parameter in parameters:
             trained.pop(id(parameter), None)
         return Found(path, value, is_told=not isinstance(value, nn.Module) or bool(parameters))
-    if _holds_all(value, weights.keys()) and not any(id(each) in tensors for each in value.values()):
+    if _holds_all(value, weights.keys()) and not any(_lies_at(each, places) for each in value.values()):
         return Found(path, value, is_told=False, role=COPY)
     if _batches_given(value) is not None:
         return Found(path, value, is_told=False, role=READER)
@@ -433,7 +437,7 @@ def _as_found(
     among = _tensors_among(value)
     if [trained.pop(id(each)) for each in among if id(each) in trained]:
         return Found(path, value, is_told=True)
-    if _is_like(value, weights) and not any(id(each) in tensors for each in value):
+    if _is_like(value, weights) and not any(_lies_at(each, places) for each in value):
         return Found(path, value, is_told=False, role=AVERAGE)
     return Found(path, value, is_told=False, role=POOL) if among else None
 
@@ -480,41 +484,37 @@ def _heads_of(arrays: Mapping[str, Any]) -> dict[str, Tensor]:
     return heads
 
 
-def _batches_given(value: Any) -> int | None:
-    """Return the number of batches that a DataLoader's iterator has given, *value* or one inside of it; None: no iterator is there."""
-    inside = [value]
-    for _ in range(3):
-        for given in map(torch_private.batches_given, inside):
-            if given is not None:
-                return given
-        inside = [held for each in inside if isinstance(each, _ITERATORS) for held in gc.get_referents(each)]
-    return None
-
-
-def _is_of_run(value: Any) -> bool:
-    """Return True for a generator of elasticflow's, or one of the script's through which it reads `Run.batches`: a progress bar."""
-    inside = [value]
+def _read_through(iterator: Any) -> Iterator[Any]:
+    """Yield an iterator, and those that it reads from: of a generator, of `zip` and the like, of a progress bar of tqdm."""
+    inside = [iterator]
     for _ in range(4):
-        if any(_module_of(each).partition(".")[0] == "elasticflow" for each in inside):
-            return True
+        yield from inside
         inside = [
             held
             for each in inside
             for held in (
-                each.gi_frame.f_locals.values()
-                if isinstance(each, GeneratorType) and each.gi_frame is not None
-                else gc.get_referents(each)
+                gc.get_referents(each)
                 if isinstance(each, _ITERATORS)
-                else [getattr(each, "__dict__", {}).get("iterable")]  # of a bar of tqdm
+                else [getattr(each, "__dict__", {}).get("iterable")]
             )
         ]
-    return False
 
 
-def _module_of(value: Any) -> str:
-    """Return the name of the module of a generator's function, or of an object's class."""
-    frame = value.gi_frame if isinstance(value, GeneratorType) else None
-    return str(type(value).__module__ if frame is None else frame.f_globals.get("__name__", ""))
+def _batches_given(value: Any) -> int | None:
+    """Return the number of batches that a DataLoader's iterator has given, *value* or one inside of it; None: no iterator is there."""
+    given = map(torch_private.batches_given, _read_through(value))
+    return next((each for each in given if each is not None), None)
+
+
+def _is_of_run(generator: GeneratorType[Any, Any, Any]) -> bool:
+    """Return True for a generator of elasticflow's, or one of the script's through which it reads `Run.batches`: a progress bar."""
+    inside = list(_read_through(generator))
+    frames = [
+        each.gi_frame for each in inside if isinstance(each, GeneratorType) and each.gi_frame is not None
+    ]
+    modules = [type(each).__module__ for each in inside]
+    modules += [str(frame.f_globals.get("__name__", "")) for frame in frames]
+    return any(each.partition(".")[0] == "elasticflow" for each in modules)
 
 
 def _place_of(iterator: Any) -> int | None:
@@ -528,11 +528,8 @@ def _place_of(iterator: Any) -> int | None:
     )
 
 
-def _trained_alone(state: State, kept_values: Sequence[Any], tensors: AbstractSet[int]) -> dict[int, Found]:
+def _trained_alone(state: State, places: AbstractSet[int]) -> dict[int, Found]:
     """Return the tensors that kept optimizers move and no kept object holds, by `id`: a learned temperature, say."""
-    modules = [value for value in kept_values if isinstance(value, nn.Module)]
-    of_modules = (parameter for module in modules for parameter in module.parameters())
-    held = {*tensors, *map(id, kept_values), *map(id, of_modules)}
     return {
         id(tensor): Found(
             f"{name.removeprefix('optimizer.')}.param_groups[{i}]['params'][{j}]", tensor, is_told=False
@@ -541,8 +538,22 @@ def _trained_alone(state: State, kept_values: Sequence[Any], tensors: AbstractSe
         if not unsaved.has_own_state(optimizer)
         for i, group in enumerate(optimizer.param_groups)
         for j, tensor in enumerate(group["params"])
-        if id(tensor) not in held
+        if not _lies_at(tensor, places)
     }
+
+
+def _places_of(values: Sequence[Any]) -> set[int]:
+    """Return the addresses of the tensors among *values*, and of the parameters and buffers of their modules."""
+    tensors = [each for each in values if isinstance(each, Tensor)]
+    for module in (each for each in values if isinstance(each, nn.Module)):
+        tensors += [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    return {unsaved.address_of(local_of(each)) for each in tensors}
+
+
+def _lies_at(value: Any, places: AbstractSet[int]) -> bool:
+    """Return True for a tensor that has its memory at one of *places*, as those of a model's `state_dict` have, or none."""
+    address = unsaved.address_of(local_of(value)) if isinstance(value, Tensor) else None
+    return address == 0 or address in places
 
 
 def _holds_all(value: Any, weights: AbstractSet[str]) -> bool:
@@ -574,30 +585,28 @@ def _tensors_among(value: Any) -> list[Any]:
 
 def _holders_of(kept_ids: set[int], own: set[int], variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the script's objects and dicts, and those in attributes, that have a kept object as an attribute or item; not those in *own*."""
-    roots = {
-        path: value for path, value in variables.items() if not path.startswith("_") and id(value) not in own
-    }
-    inside = {
-        f"{path}.{name}": held
-        for path, value in roots.items()
-        for name, held in _attributes_of(value).items()
-    }
-    for path, value in {**roots, **inside}.items():
-        if id(value) not in own and any(id(held) in kept_ids for held in _parts_of(value)):
+
+    def enters(value: Any, depth: int) -> bool:
+        return depth == 0 and bool(_attributes_of(value))
+
+    roots = {path: value for path, value in variables.items() if not path.startswith("_")}
+    for path, value, _ in reachable.objects(roots, enters, own):
+        if any(id(held) in kept_ids for held in _parts_of(value)):
             yield path, value
 
 
-def _numbers_of(path: str, holder: Any, outside: set[int]) -> Iterator[tuple[str, int | float | Tensor]]:
-    """Yield the numbers that *holder* holds, and those of a schedule's phases; a trainer, which has a model, holds its meters, too."""
+def _numbers_of(path: str, holder: Any, outside: set[int]) -> Iterator[tuple[str, int | float | Tensor, Any]]:
+    """Yield the numbers that *holder* holds, and those of a schedule's phases, with their owners; a trainer, which has a model, holds its meters, too."""
     is_schedule = not any(isinstance(value, nn.Module) for value in _parts_of(holder))
+    owners: dict[str, Any] = {}
 
     def enters(value: Any, depth: int) -> bool:
         return depth == 0 or (is_schedule and depth <= _DEEPEST and _is_followed(value))
 
-    objects = reachable.objects({path: holder}, enters, outside)
-    for inner, value, _ in objects:
+    for inner, value, _ in reachable.objects({path: holder}, enters, outside):
+        owners[inner] = value
         if type(value) in (int, float) or (isinstance(value, Tensor) and value.ndim == 0):
-            yield inner, value
+            yield inner, value, owners.get(inner.rpartition("[" if inner.endswith("]") else ".")[0])
 
 
 def _parts_of(value: Any) -> list[Any]:
@@ -644,12 +653,6 @@ def _is_long(value: Any) -> bool:
     return isinstance(value, Mapping | list | tuple) and len(value) > _MOST_ITEMS
 
 
-def _tensors_of(state: State) -> set[int]:
-    """Return the `id` of the parameters and buffers that are kept."""
-    modules = [value for value in state.objects.values() if isinstance(value, nn.Module)]
-    return {id(tensor) for module in modules for tensor in (*module.parameters(), *module.buffers())}
-
-
 def _optimizer_of(value: Any) -> Any:
     return getattr(value, "__dict__", {}).get("optimizer")
 
@@ -659,14 +662,14 @@ def _groups_of(optimizer: Any) -> set[int]:
     return {id(group) for group in optimizer.param_groups} if isinstance(optimizer, Optimizer) else set()
 
 
-def _has_state(value: Any, kept_tensors: set[int]) -> bool:
+def _has_state(value: Any, places: set[int]) -> bool:
     """Return True if an object has a state to save and load that is not empty and is more than the state of kept models."""
     # By its class: an object may say that it has any attribute.
     if isinstance(value, type) or not all(callable(getattr(type(value), name, None)) for name in _METHODS):
         return False
     try:
         if isinstance(value, nn.Module):
-            return bool(_own_state(value, kept_tensors))
+            return bool(_own_state(value, places))
         return bool(value.state_dict())  # of a GradScaler that is switched off there is none
     except AttributeError:
         return False  # a wrapper of what has none: Accelerate's DataLoader (1.15)
@@ -681,18 +684,18 @@ def _is_environment(value: Any) -> bool:
     return has_space and all(callable(getattr(kind, name, None)) for name in ("reset", "step"))
 
 
-def _own_state(module: nn.Module, kept_tensors: set[int]) -> dict[str, Tensor]:
+def _own_state(module: nn.Module, places: AbstractSet[int]) -> dict[str, Tensor]:
     """Return a module's parameters and buffers without those of the kept models."""
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    return {name: tensor for name, tensor in tensors.items() if id(tensor) not in kept_tensors}
+    return {name: tensor for name, tensor in tensors.items() if not _lies_at(tensor, places)}
 
 
-def _mark_of(value: Any, kept_tensors: set[int]) -> Any:
+def _mark_of(value: Any, places: AbstractSet[int]) -> Any:
     """Return a mark that stays equal while an object does not change; None for a class that may count anything."""
     if isinstance(value, random_streams.GENERATORS):
         return random_streams.mark_of(value)
     if isinstance(value, nn.Module):
-        return unsaved.marks_of(list(reachable.leaves({"": _own_state(value, kept_tensors)}, {})))
+        return unsaved.marks_of(list(reachable.leaves({"": _own_state(value, places)}, {})))
     if isinstance(value, Tensor | list | dict | deque):
         return unsaved.marks_of(list(reachable.leaves({"": value}, {})))
     if isinstance(value, Optimizer | LRScheduler) or kept.is_scaler(value):

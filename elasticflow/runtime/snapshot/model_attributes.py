@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from elasticflow.runtime.process import reachable
 from elasticflow.runtime.process.torch_private import buffers_of, unsaved_buffers_of
-from elasticflow.runtime.snapshot import reachable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

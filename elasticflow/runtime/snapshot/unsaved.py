@@ -21,11 +21,10 @@ from torch.optim import Optimizer
 
 from elasticflow import events
 from elasticflow.errors import StateError
-from elasticflow.runtime.process import random_streams
+from elasticflow.runtime.process import random_streams, reachable
 from elasticflow.runtime.process.checksums import crc_of, sums_of
 from elasticflow.runtime.process.sharded_tensors import local_of
 from elasticflow.runtime.process.torch_private import buffers_of, has_plain_state, unsaved_buffers_of
-from elasticflow.runtime.snapshot import reachable
 from elasticflow.runtime.snapshot.model_attributes import flags_of, goes_by, held_by, is_doubtful
 from elasticflow.runtime.training import several_optimizers
 from elasticflow.snapshots.format.state_json import StateMark
@@ -187,9 +186,9 @@ def outside_of(model: nn.Module) -> set[int]:
 def look(state: State) -> _Look:
     """Return the reachable values that are not captured tensors; changes nothing."""
     captured = state.capture()
-    held = {_address(tensor) for tensor in (*captured.tensors.values(), *state.scalars())}
-    held |= {_address(local_of(t)) for t in state.model.parameters()}
-    held |= {_address(local_of(p.grad)) for p in state.model.parameters() if p.grad is not None}
+    held = {address_of(tensor) for tensor in (*captured.tensors.values(), *state.scalars())}
+    held |= {address_of(local_of(t)) for t in state.model.parameters()}
+    held |= {address_of(local_of(p.grad)) for p in state.model.parameters() if p.grad is not None}
     outside = outside_of(state.model) | _taken_whole(roots_of(state).values())
     packed = {key: tensor.tolist() for key, tensor in captured.tensors.items() if "/scalars/" in key}
     numbers = dict(_numbers("", captured.tree, packed))
@@ -202,7 +201,7 @@ def look(state: State) -> _Look:
     loose = [
         leaf
         for leaf in reached
-        if not (_is_real(leaf.value) and _address(leaf.value) in held) and not is_scratch(leaf.path)
+        if not (_is_real(leaf.value) and address_of(leaf.value) in held) and not is_scratch(leaf.path)
     ]
     marks = marks_of(loose)
     copies = _copies(marks, loose, captured.tensors, numbers)
@@ -350,7 +349,8 @@ def _tensor_of(array: np.ndarray[Any, Any]) -> Tensor:
         return torch.frombuffer(bytearray(array.tobytes() or b"\0"), dtype=torch.uint8)
 
 
-def _address(tensor: Tensor) -> int:
+def address_of(tensor: Tensor) -> int:
+    """Return where the memory of a tensor begins; 0 if it has none."""
     return tensor.untyped_storage().data_ptr() if _is_real(tensor) else 0
 
 

@@ -37,7 +37,7 @@ from elasticflow.runtime.loop.script_state import (
     ScriptState,
     argument_for,
 )
-from elasticflow.runtime.snapshot import reachable
+from elasticflow.runtime.process import reachable
 from elasticflow.runtime.snapshot.unsaved import Unsaved
 from elasticflow.runtime.state.state import State
 
@@ -698,6 +698,7 @@ def test_a_callback_that_ends_training_is_told(me: Any) -> None:
     script.keep()
     for number in range(3):
         trainer.callbacks[0](number)
+        trainer.is_over = False
         trainer.callbacks[1].on_epoch_end()
         if trainer.is_over:
             break
@@ -1018,6 +1019,10 @@ def adjust_rate(optimizer: Any, place: float) -> None:
     optimizer.param_groups[0]["lr"] = 0.1 / (1 + place)
 
 
+def train_one(model: Any, optimizer: Any, log: Any) -> None:
+    """Do nothing."""
+
+
 def save_all(optimizer: Any, place: int) -> None:
     """Write nothing."""
 
@@ -1067,13 +1072,16 @@ class Momentum:
 
 
 def test_an_object_that_gets_the_model_is_told_once_its_numbers_change(me: Any) -> None:
-    """The momentum of BYOL; not what shows a loss."""
+    """The momentum of BYOL; not what shows a loss, or is given to a function with the optimizer."""
     script, target = Script(me), nn.Linear(2, 1)
     trainer = SimpleNamespace(model=script.model, momentum=Momentum(), meter=Warmup(None))
     script.keep(target=target)
+    log = Warmup(None)
     for _ in range(3):
         trainer.momentum.update(trainer.model, target)
         trainer.meter.step()
+        log.step()
+        train_one(script.model, script.optimizer, log)
         script.step()
     assert script.told == {"trainer.momentum": DECIDER}
 
@@ -1229,3 +1237,140 @@ def test_a_number_of_a_trainer_is_told_once(me: Any) -> None:
     trainer.keep()
     trainer.train()
     assert trainer.told == {"trainer.tokens": COUNTER}
+
+
+def test_a_checkpoint_of_live_weights_is_no_copy(me: Any) -> None:
+    """A script makes it under a condition, and writes it to a file: its tensors are the model's, or a kept average's."""
+    script, average = Script(me), nn.Linear(2, 1)
+    script.keep(average=average)
+    for number in range(3):
+        script.step()
+        if number >= 0:
+            checkpoint = {"model": script.model.state_dict(), "average": average.state_dict()}
+            torch.save(checkpoint, io.BytesIO())
+        script.snapshot()
+    assert script.told == {}
+
+
+def test_what_is_only_shown_is_not_told(me: Any) -> None:
+    """A mean of losses in a progress bar, and a count by which a picture is made that the next pass makes anew before it learns."""
+    script, bar = Script(me), SimpleNamespace(set_description=print)
+    mean, pictures = torch.zeros(3), 0
+    script.keep()
+    for number in range(3):
+        made = script.model(torch.ones(1, 2))
+        made.sum().backward()
+        mean = (mean * number + torch.rand(3)) / (number + 1)
+        bar.set_description(f"{number} {mean.tolist()}")
+        if pictures % 2 == 0:
+            made = script.model(torch.zeros(1, 2)).detach()
+            print(made)
+        pictures = pictures + 1
+        script.step()
+    assert script.told == {}
+
+
+class Timed(Script):
+    """Notes its time, its place in the epoch and the newest loss, and counts steps."""
+
+    lasts, began, place, error, seen_steps = 0.0, 0.0, 0, 0.0, 0
+
+    def note(self, place: int) -> None:
+        """Note the place."""
+        self.place = place
+
+    def train(self) -> None:
+        """Take three steps."""
+        self.began = time.time()
+        for number in range(3):
+            self.note(number)
+            self.error = 1.0 / (1 + number)
+            now = time.time()
+            self.lasts = now - self.began
+            self.began = now
+            self.seen_steps += 1
+            self.step()
+
+
+def test_what_a_trainer_sets_anew_is_not_told(me: Any) -> None:
+    """Times, places and losses of its steps; but what it counts on from."""
+    trainer = Timed(me)
+    trainer.keep()
+    trainer.train()
+    assert trainer.told == {"trainer.seen_steps": COUNTER}
+
+
+class Seeded(Environment):
+    """Begins an episode by a seed."""
+
+    def reset(self, seed: int | None = None) -> None:
+        """Begin one."""
+        self.time = seed or 0
+
+
+def test_an_environment_that_each_pass_begins_by_a_seed_is_not_told(me: Any) -> None:
+    """As the guide advises; without a seed its own generator goes on."""
+    script, seeded, unseeded, now_and_then = Script(me), Seeded(), Seeded(), Seeded()
+    script.keep()
+    for number in range(3):
+        seeded.reset(seed=number)
+        unseeded.reset()
+        if number == 1:
+            now_and_then.reset(seed=number)
+        for each in (seeded, unseeded, now_and_then):
+            each.step()
+        script.step()
+    script.snapshot()
+    assert script.told == dict.fromkeys(("unseeded", "now_and_then"), f"{__name__}.Seeded")
+
+
+def test_what_an_outer_loop_makes_anew_is_not_told_unless_the_inner_one_uses_it(me: Any) -> None:
+    """A copy of the weights for a file; but a teacher for the passes of an epoch."""
+    script = Script(me)
+    script.keep()
+    for _ in range(2):
+        teacher = copy.deepcopy(script.model)
+        for _ in range(2):
+            teacher(torch.zeros(1, 2))
+            script.step()
+            script.snapshot()
+        written = copy.deepcopy(script.model.state_dict())
+        torch.save(written, io.BytesIO())
+    assert script.told == {"teacher": "torch.nn.modules.linear.Linear"}
+
+
+def test_the_branches_of_a_condition_are_read_apart(me: Any) -> None:
+    """One reads what the other one assigns, and an item of a dict is another one's."""
+    script, scale, state = Script(me), 1, {"scale": 1, "shown": 1}
+    script.keep()
+    for number in range(3):
+        if number % 2:
+            script.optimizer.param_groups[0]["lr"] = 0.1 / scale
+        else:
+            scale = 2 + number
+        script.optimizer.param_groups[0]["lr"] *= 1 / state["scale"]
+        state["scale"] = 3 + number
+        script.step()
+        script.snapshot()
+    assert script.told == {"scale": COUNTER, "state": RECORD}
+
+
+def test_a_number_in_a_closure_for_the_optimizer_is_told(me: Any) -> None:
+    """As LBFGS calls it; not one that a function shows."""
+    script, annealed, shown = Script(me), 1, 0
+    script.keep()
+    for _ in range(3):
+
+        def closure() -> Any:
+            loss = script.model(torch.ones(1, 2)).sum() / annealed  # noqa: B023
+            loss.backward()
+            return loss
+
+        def show() -> None:
+            print(shown)  # noqa: B023
+
+        closure()
+        show()
+        annealed, shown = annealed + 1, shown + 1
+        script.step()
+    assert script.told == {"annealed": COUNTER}
