@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 from functools import cache
-from types import FunctionType
+from types import CellType, CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -25,8 +25,10 @@ from elasticflow.runtime.loop.liveness import (
     passes_around,
     read_in,
     shown_in,
+    used_in,
 )
 from elasticflow.runtime.loop.script_loops import loops_around, nodes_of
+from elasticflow.system.exceptions import is_own_code
 from elasticflow.system.installation import is_of_installed_package
 
 if TYPE_CHECKING:
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 _OURS = {"kept", "position", "end", "number"}
 _CLOCKS = {"time.time", "time.perf_counter", "time.monotonic"}
 _LOOPS = {"epochs", "steps", "batches"}
+# By code of a function, and whether its result is used: the variables that one call leaves to the next.
+_BY_FUNCTION: dict[tuple[CodeType, bool], list[str]] = {}
 
 
 def carried_in(frame: FrameType, line: int) -> Iterator[tuple[str, Any]]:
@@ -80,6 +84,49 @@ def deciders_in(frame: FrameType, line: int) -> Iterator[tuple[str, Any, Any]]:
         is_numbers = inside and all(type(each) in (int, float, np.float64) for each in inside)
         if value is not None and not is_numbers:
             yield path, value, value_at(path.rpartition(".")[0])
+
+
+def carried_by_functions(frame: FrameType, line: int) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the variables outside of functions by which one call leaves a value to the next, as `deciders_in` does.
+
+    A function that the loops around *line* call has them as `global` or `nonlocal`, or in a dict or an object.
+    """
+    file, value_at = frame.f_code.co_filename, _values_of(frame)
+    used = frozenset().union(*(each.head for each in passes_around(file, line, value_at, by_arguments=False)))
+    calls = (
+        each for loop in loops_around(file, line) for each in ast.walk(loop) if isinstance(each, ast.Call)
+    )
+    for name in sorted({ast.unparse(each.func) for each in calls}):
+        function = inspect.unwrap(value_at(name)) if isinstance(value_at(name), FunctionType) else None
+        if not isinstance(function, FunctionType) or not is_own_code(function.__code__.co_filename):
+            continue
+        inside = _values_in({**function.__globals__, **_cells_of(function)})
+        for path in _carried_by(function.__code__, inside, is_result_used=name in used):
+            place, _, key = path.removesuffix("']").partition("['")
+            owner = inside(place if key else path.rpartition(".")[0])
+            yield path, owner.get(key) if key and isinstance(owner, dict) else inside(path), owner
+
+
+def _carried_by(code: CodeType, value_at: Callable[[str], Any], *, is_result_used: bool) -> list[str]:
+    if (code, is_result_used) not in _BY_FUNCTION:
+        own = {*code.co_varnames, *code.co_cellvars}
+        _BY_FUNCTION[code, is_result_used] = [
+            path
+            for node in nodes_of(code.co_filename)
+            if isinstance(node, ast.FunctionDef) and node.name == code.co_name
+            # In the line of the first decorator.
+            if code.co_firstlineno == min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            for path in sorted({flow.path for flow in flows_in(*node.body)})
+            if path.partition(".")[0].partition("[")[0] not in own
+            and path in used_in(node, value_at, is_result_used=is_result_used)
+            and depends_on_itself(node, path)
+        ]
+    return _BY_FUNCTION[code, is_result_used]
+
+
+def _cells_of(function: FunctionType) -> dict[str, Any]:
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return {name: cell.cell_contents for name, cell in cells if cell != CellType()}
 
 
 @cache
@@ -240,8 +287,10 @@ def _shuffled(file: str) -> frozenset[str]:
 
 def _values_of(frame: FrameType) -> Callable[[str], Any]:
     """Return a function that returns what lies at a path, `self.stopper`, in *frame*; None if nothing does."""
-    variables = {**frame.f_globals, **frame.f_locals}
+    return _values_in({**frame.f_globals, **frame.f_locals})
 
+
+def _values_in(variables: Mapping[str, Any]) -> Callable[[str], Any]:
     def value_at(path: str) -> Any:
         first, *attributes = path.split(".")
         value = variables.get(first)

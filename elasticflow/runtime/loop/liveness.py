@@ -120,6 +120,12 @@ def depends_on_itself(function: ast.FunctionDef, path: str) -> bool:
     return path in _Backwards().read_block(function.body, {path})
 
 
+def used_in(function: ast.FunctionDef, value_at: Callable[[str], Any], *, is_result_used: bool) -> set[str]:
+    """Return the values before a call of *function* that a gradient or a rate is computed from, or the result, if that is used."""
+    returns = [each for each in _walk(*function.body) if isinstance(each, ast.Return)]
+    return _Backwards(value_at).read_block(function.body, read_in(*returns) if is_result_used else set())
+
+
 class _Backwards:
     """Reads statements from the last to the first.
 

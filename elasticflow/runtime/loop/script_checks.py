@@ -127,6 +127,8 @@ def _remedy_for(name: str, kind: str) -> str:
             return (
                 f"{argument}, a list or dict, or its object with a state_dict (arrays by torch.from_numpy),"
             )
+        case script_state.SEQUENCE:
+            return "a restart begins it anew; take the item at run.position.step,"
         case script_state.CARRIED:
             return (
                 f"a restart makes it anew before the loop; make it within each pass, or {argument}, a list, or a tensor that each "

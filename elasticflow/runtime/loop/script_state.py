@@ -49,6 +49,14 @@ _MOST_NUMBERS = 100_000
 """Numbers of an array that are compared."""
 _OURS = "elasticflow."
 _SIMPLE = (bool, int, float, str)
+# Other iterators may read the run's batches.
+_SEQUENCES: tuple[type, ...] = (
+    itertools.count,
+    itertools.cycle,
+    type(iter([])),
+    type(iter(())),
+    type(iter(range(0))),
+)
 COUNTER = "number that changes with the steps"
 DECIDER = "holder of numbers that change with the steps"
 RECORD = "record that changes with the steps"
@@ -57,7 +65,8 @@ POOL = "collection of tensors that changes with the steps"
 BUFFER = "buffer that takes samples in with the steps"
 RUNNING = "holder of sums or means that change with the steps"
 READER = "DataLoader's iterator"
-GENERATOR = "generator that goes on with the steps"
+GENERATOR = "generator that continues with the steps"
+SEQUENCE = "sequence of values that continues with the steps"
 COPY = "copy of the model's weights"
 AVERAGE = "list of tensors like the model's weights, which changes with the steps"
 _ITERATORS = (GeneratorType, enumerate, map, zip, itertools.chain, itertools.cycle, itertools.islice, tuple)
@@ -306,7 +315,9 @@ class ScriptState:
 
     def _tell_of_carried(self, frames: Sequence[FrameType]) -> None:
         """Tell of tensors and arrays that the loop carries from pass to pass and no kept object holds."""
-        own = cache(lambda: {id(each) for each in _kept(self._state)})
+        # Python has each small number but once.
+        objects = (each for each in _kept(self._state) if each is not None and not isinstance(each, _SIMPLE))
+        own = cache(lambda: set(map(id, objects)))
         lines = [(frame, frame.f_lineno) for frame in frames]
         if self._repeats_epochs():
             # The epoch makes again what passes inside it carry.
@@ -326,8 +337,18 @@ class ScriptState:
                 known, name = self._paths.get(id(owner)), place.rpartition(".")[2]
                 path = place if known is None or owner is None else f"{known}.{name}"
                 for inner, each in _setters_of(path, owner) if isinstance(value, bool) else [(path, value)]:
-                    if id(each) not in own() and (owner is None or id(owner) not in own()):
+                    if not {id(each), id(owner)} & own():
                         self._tell_of_decider(inner, each)
+            self._tell_of_functions(frame, line, own)
+
+    def _tell_of_functions(self, frame: FrameType, line: int, own: Callable[[], set[int]]) -> None:
+        for path, value, owner in carried_values.carried_by_functions(frame, line):
+            if id(owner) in own():
+                continue
+            if (number := carried_values.as_number(value)) is not None:
+                self._tell_of_attribute(path, number)
+            elif carried_values.is_several_numbers(value) and id(value) not in own():
+                self._tell_once(path, path, CARRIED)
 
     def _tell_of_attribute(self, path: str, value: float) -> None:
         name = path[path.rfind("[") :] if path.endswith("]") else path.rpartition(".")[2]
@@ -345,6 +366,9 @@ class ScriptState:
             # `counted_in` has plain variables.
             if "." in path:
                 self._tell_of_attribute(path, number)
+            return
+        if isinstance(value, _SEQUENCES):
+            self._tell_once(path, path, SEQUENCE)
             return
         if isinstance(value, list | tuple | deque | dict):
             kind, held = RECORD, list(value.values() if isinstance(value, dict) else value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 import random
 import runpy
 import sys
@@ -34,6 +35,7 @@ from elasticflow.runtime.loop.script_state import (
     READER,
     RECORD,
     RUNNING,
+    SEQUENCE,
     ScriptState,
     argument_for,
 )
@@ -597,6 +599,53 @@ def test_a_number_that_a_gradient_or_a_rate_depends_on_is_told(me: Any) -> None:
         script.step()
     told = ("annealed", "discounted", "length", "rate_step", "turn")
     assert script.told == dict.fromkeys(told, COUNTER)
+
+
+TEMPERATURE, SHOWN = 1.0, 0
+
+
+def cool() -> float:
+    """Return a weight that falls with each call."""
+    global TEMPERATURE  # noqa: PLW0603  # as scripts do
+    TEMPERATURE *= 0.9
+    return TEMPERATURE
+
+
+def show() -> None:
+    """Count the calls, to print them."""
+    global SHOWN  # noqa: PLW0603
+    SHOWN += 1
+    print(SHOWN)
+
+
+def test_a_number_that_functions_carry_from_call_to_call_is_told(me: Any) -> None:
+    """As a global, in a closure, or in a dict, with a sequence that the loop takes values from; not a number that is only shown."""
+    script = Script(me)
+    state, held, factor = {"step": 0}, {"step": 0}, 1.0
+    weights, phases = itertools.cycle([0.1, 1.0]), iter([1, 2, 3])
+
+    def rate() -> float:
+        state["step"] += 1
+        held["step"] += 1
+        return 1 / (state["step"] + held["step"])
+
+    def factored() -> float:
+        nonlocal factor
+        factor *= 0.9
+        return factor
+
+    script.keep(held=held)
+    for _ in range(3):
+        weight = cool() * factored() * next(weights)
+        loss = weight * script.model(torch.ones(3, 2)).sum()
+        for group in script.optimizer.param_groups:
+            group["lr"] = rate()
+        loss.backward()
+        show()
+        print(next(phases))
+        script.step()
+    told = dict.fromkeys(("TEMPERATURE", "factor", "state['step']"), COUNTER)
+    assert script.told == {**told, "weights": SEQUENCE}
 
 
 def test_a_number_by_which_a_schedule_steps_or_the_loop_ends_is_told(me: Any) -> None:
