@@ -158,22 +158,13 @@ CRASHED = Path(__file__).with_name("crashed")
 calls = 0
 
 
-def has_ended(pid):
-    """Return whether the process whose number the file *pid* holds is gone, or waits for its parent."""
-    try:
-        state = Path(f"/proc/{pid.read_text()}/stat").read_text()
-    except FileNotFoundError:
-        return pid.exists()
-    return state.rpartition(")")[2].split()[0] == "Z"
-
-
 def step(model, batch):
     """Return the loss of a piece."""
     global calls
     calls += 1
     if calls == 1 and os.environ.get("ELASTICFLOW_NODE") == "n1" and CRASHED.exists():
         raise DeviceError("node n1: 8 workers, and torch sees 7 devices of type \\"cuda\\"")
-    if os.environ.get("RANK") == "0" and calls == 48 and not CRASHED.exists():
+    if os.environ.get("RANK") == "0" and calls == 24 and not CRASHED.exists():
         CRASHED.touch()
         ctypes.string_at(0)
     return obedient.step(model, batch)
