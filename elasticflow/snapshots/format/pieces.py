@@ -102,7 +102,7 @@ class TensorPlace:
     The file is one of the snapshot's own, or a key of `Manifest.borrowed`; see `Manifest.location`.
 
     Attributes:
-        piece: Its place in a larger tensor; None: it is whole.
+        piece: Place in a larger tensor; None: the tensor is whole.
     """
 
     file: str
