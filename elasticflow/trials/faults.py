@@ -258,7 +258,7 @@ class DoneFault:
 
 
 def fault_variable(plan: FaultPlan, folder: Path) -> str:
-    """Return the value of ELASTICFLOW_FAULTS for a run of *plan*; each fault inside of a process waits for its cue file."""
+    """Return the value of ELASTICFLOW_FAULTS for a run of *plan*; each fault inside a process waits for its cue file."""
     clauses = []
     for number, fault in enumerate(plan.faults):
         if fault.clause is not None:
