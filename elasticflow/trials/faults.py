@@ -40,7 +40,7 @@ class FaultKind(NamedTuple):
     Attributes:
         words: The fault in words; `{target}` stands for the rank or the node.
         target: Key of the plan that names the target: `rank`, `node`, `point`; None: the fault has no target.
-        point: Fault points and acts that do the fault inside of the processes of the run.
+        point: Fault points and acts that do the fault inside the processes of the run.
         nodes: Number of nodes that the fault adds to the run.
     """
 
