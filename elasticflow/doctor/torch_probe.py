@@ -25,8 +25,8 @@ LIMIT_S = 60.0
 _GONE_S = 2.0
 _TOPIC = Topic("torch")
 _INSTALL = "pip install 'elasticflow[torch]'"
-# This runs as `python -c`. A device counts once it has computed something, for which it makes
-# a context: half a gigabyte of a GPU that someone else may be using. So only those are tried that their driver says are idle.
+# This runs as `python -c`. A device counts once it has computed something. That makes a context: half a gigabyte of a GPU
+# that someone else may be using. So only devices that are idle by their driver are tried.
 _PROGRAM = """
 import json, time
 began = time.perf_counter()
@@ -83,8 +83,8 @@ class _TorchFacts:
         hip: The same of HIP.
         error: Error of a device; None if all devices work.
         kind: Type of the devices; None if there are none.
-        untried: Name of each device that nothing was computed on, since it is in use or may be.
-        gloo: True if this build has that backend of torch.distributed; so for the others.
+        untried: Names of the devices that were left alone, since they are or may be in use.
+        gloo: True if this build has that backend of torch.distributed; the next fields likewise.
     """
 
     version: str

@@ -121,7 +121,7 @@ class _Told:
             case events.SNAPSHOT_COMMITTED:
                 state["snapshot"] = record.get("name")
             case events.WORKER_RAISED:
-                # A supervisor would write these: the failure, the end of its generation, the end of the run.
+                # Records that a supervisor would write: the failure, the end of its generation, the end of the run.
                 ended = {**record, "reason": record.get("error"), "why": "no supervisor starts it again"}
                 ends = (events.WORKER_FAILED, events.GENERATION_ENDED, events.RUN_FAILED)
                 self._events += [{**ended, "event": event} for event in ends]

@@ -33,7 +33,7 @@ STATUS_OF_END: dict[str, Status] = {
     events.RUN_INTERRUPTED: "interrupted",
 }
 _COMMON = frozenset(events.COMMON_FIELDS)
-# Classes of ends after which, as a rule, no other group is formed.
+# Classes of ends after which usually no other group is formed.
 _LAST_ENDS = frozenset({"finished", "drained"})
 
 
@@ -162,7 +162,7 @@ class Generation:
 
     Attributes:
         number: Number over the whole run.
-        reason: Reason it was formed: start, crash, resume ...
+        reason: The reason for it: start, crash, resume ...
         members: The generation's nodes in rank order, with their later state.
         parent: Name of the snapshot it resumed from; None: the beginning, a state in memory, or unknown.
         memory_step: Step of the state in memory that it resumed from instead; None: from no such state.
@@ -725,7 +725,7 @@ class RunHistory:
 
 
 def warning_key(event: Record) -> tuple[str, str]:
-    """Return the category and the place, or else the text, by which the warnings of `worker.warned` records are told apart."""
+    """Return the key that tells warnings apart: the category, and the place or else the text."""
     return str(event.get("category")), str(event.get("place") or event.get("text"))
 
 

@@ -53,7 +53,7 @@ class NodeStandbys:
 
 
 def in_words(nodes: Sequence[NodeStandbys]) -> str:
-    """Return `2 ready, 33 MB`, and the reasons of nodes without standbys, or whose standbys have not opened their GPUs."""
+    """Return `2 ready, 33 MB`, and the reasons of nodes without standbys, or with standbys that have not opened their GPUs."""
     ready = [pid for node in nodes for pid in node.pids]
     parts = [f"none on {node.node}: {node.reason}" for node in nodes if node.reason is not None]
     parts += [

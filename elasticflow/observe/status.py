@@ -119,7 +119,7 @@ class RunStatus(RunState):
 def is_locked(folder: RunFolder) -> bool:
     """Return True if a supervisor runs this run now.
 
-    The lock is tried for an instant, as a shared lock, so that two readers do not take each other for a supervisor.
+    The lock is tried as a shared lock, so that two readers do not take each other for a supervisor.
     """
     try:
         with folder.lock.open("rb") as file:
@@ -189,7 +189,7 @@ def settled_state(folder: RunFolder) -> tuple[RunState, Status]:
     """Return the state of a run, and the way in which it ended or whether it still runs."""
     state, is_live = state_of(folder), True
     if state.status in {None, "running"} and not is_locked(folder):
-        # The supervisor was killed, for only the lock ends with it; or it has ended since that look, and its state is there now.
+        # The supervisor was killed, which ends only the lock; or it has ended since the first look, and has written its state.
         state, is_live = state_of(folder), False
     if state.status in {None, "running"}:
         return state, "running" if is_live else "interrupted"

@@ -24,7 +24,7 @@ class Program:
         module: The module's name, if the script is no file.
         folder: Absolute path of the working folder.
         path: Further folders of the script's own code, at the end of `sys.path`.
-        silence_s: Seconds without a line from any worker that count as a hang; None: no silence does before the first beat.
+        silence_s: Seconds without output of any worker that count as a hang; None: before the first beat nothing does.
     """
 
     entry: str
@@ -59,7 +59,7 @@ ANSWER_S = 60.0
 
 
 def longest_check_s(devices: int) -> float:
-    """Return the seconds after which a check of so many *devices* gives no answer any more."""
+    """Return the seconds that a check of so many *devices* may take."""
     return (devices + 2) * ANSWER_S
 
 
@@ -88,7 +88,7 @@ class Finding:
 
     @classmethod
     def of_line(cls, line: str) -> Finding | None:
-        """Return the finding that a line tells; None if the line is something else, as a library's own words."""
+        """Return the finding in *line*; None if the line is something else, such as a library's own output."""
         try:
             return cls(**json.loads(line))
         except (ValueError, TypeError):

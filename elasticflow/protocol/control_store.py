@@ -1,4 +1,4 @@
-"""The control store: keys that all processes of a launch see, what can be done with them, how to reach them."""
+"""The control store: keys that all processes of a launch see, the operations on them, and the way to reach them."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class EtcdControlStore:
 
     @property
     def patience_s(self) -> float:
-        """Seconds that a request may take, while etcd is away; less than the time after which a silent process counts as lost."""
+        """Seconds that a request may take while etcd is away; less than the silence for which a process counts as lost."""
         return 0.0
 
     @property

@@ -133,7 +133,7 @@ def _proof(key: bytes, side: bytes, client_random: bytes, server_random: bytes) 
 
 
 def _says(connection: socket.socket, expected: bytes) -> bool:
-    """Return whether *expected* arrives; stops reading once the bytes differ."""
+    """Return whether *expected* arrives; reads no further once the bytes differ."""
     heard = b""
     while len(heard) < len(expected):
         heard += received(connection, len(expected) - len(heard))
@@ -150,7 +150,7 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
 
 
 def received(connection: socket.socket, most: int = 1 << 16) -> bytes:
-    """Return what has arrived, at least one byte.
+    """Return the bytes that have arrived, at least one.
 
     Raises:
         ConnectionResetError: the other side has closed the connection.

@@ -78,11 +78,11 @@ class StalledWorker:
     """A worker that makes no progress.
 
     Attributes:
-        seconds: How long it has made no progress.
-        limit_s: How long it may make none in that phase.
+        seconds: Time without progress.
+        limit_s: Longest time without progress that is no hang in that phase.
         state: State of the process as the kernel has it: R, S, D, T; empty where the kernel does not tell.
         frames: Stack of the main thread, innermost frame first; empty if it did not answer.
-        loaders: The stacks of its loader processes, where it waits for them.
+        loaders: The stacks of its loader processes if it waits for them.
         log: File that holds all of its stacks.
         dump: File that NCCL's flight recorder has dumped; empty if there is none.
     """
@@ -156,7 +156,7 @@ class NodeLeaving:
 
 @dataclass(frozen=True)
 class AgentDied:
-    """The agent of a machine that joined has ended, says that machine, for the reason *error*."""
+    """A machine that joined reports that its agent has ended, for the reason *error*."""
 
     node: str
     error: str
@@ -179,10 +179,10 @@ class ProfileRequest:
     write its number into the heartbeat slots of the ranks that are meant. A worker reads it at the end of its step.
 
     Attributes:
-        steps: How many steps, after one that warms up; 1 to `MOST_PROFILED`.
-        shapes: With the shapes of operators' inputs.
-        memory: With what operators allocate and free.
-        stacks: With the Python functions that called them.
+        steps: Number of steps after one that warms up; 1 to `MOST_PROFILED`.
+        shapes: Trace the shapes of operators' inputs.
+        memory: Trace the memory that operators allocate and free.
+        stacks: Trace the Python functions that called them.
     """
 
     steps: int
@@ -213,7 +213,7 @@ class LogLines:
 
 
 def report(event: Event, /, **fields: Any) -> EventRecord:
-    """Return *event* as `NodeReports` has it; *fields*: those of its own."""
+    """Return *event*, with its own *fields*, in the form that `NodeReports` has."""
     return {"event": event, **fields}
 
 
@@ -241,7 +241,7 @@ class Activity:
 
     Attributes:
         phase: `import` before it has workers, then that of the worker for which its others seem to wait; `LINGER`.
-        subject: The module that is imported, `torch.compile` where the job compiles its model, or who is waited for.
+        subject: The module that is imported, `torch.compile` if the job compiles its model, or the awaited ranks or nodes.
         step: Steps that this worker has finished.
     """
 
@@ -255,7 +255,7 @@ class Activity:
     def of_peers(
         cls, node: str, what: str, left: Collection[object], ended: Collection[object], seconds: float = 0.0
     ) -> Activity:
-        """Return the activity of waiting for *left* to end, as *ended* have; *what*: `rank` or `node`."""
+        """Return the activity of waiting until *left* have ended, too, beside *ended*; *what*: `rank` or `node`."""
         return cls(
             node, LINGER, f"{_listed(what, left)} to end, as {_listed(what, ended)} did", 0, round(seconds, 3)
         )
@@ -286,7 +286,7 @@ class Warned:
         category: Python's class of the warning; `torch`; level and name of a logger.
         place: File and line; empty if unknown.
         text: The first message of this category from this place.
-        times: How often it was given, by all workers of the node, since this was told before.
+        times: How often all workers of the node gave it since the message before.
     """
 
     node: str
@@ -302,7 +302,7 @@ class RankFigures(NamedTuple):
     """Figures of a worker over its last steps.
 
     Attributes:
-        windows: How often the worker has written them.
+        windows: How often the worker has written its figures.
         own_s: Seconds of a step that are the worker's own, without waiting for others: the median.
         step_s: Seconds of a step: the mean.
         device: Device of the worker's model, such as `cuda:0`.
@@ -331,7 +331,7 @@ class Standstill:
     """All workers of a node have made no progress for too long (*is_so*), or one makes progress again.
 
     Attributes:
-        is_one_stopped: A signal has stopped the process of a worker: those of other nodes wait for it.
+        is_one_stopped: A signal has stopped the process of a worker, for which those of other nodes wait.
     """
 
     generation: int
@@ -354,7 +354,7 @@ class WorkersEnded:
     """No worker of a generation is left on a node.
 
     Attributes:
-        sent_at: Unix time at which it is told, on the node's clock.
+        sent_at: Unix time of the message, on the node's clock.
     """
 
     generation: int
@@ -369,7 +369,7 @@ class DevicesChecked:
     """The devices of a node were checked after *generation*, as the supervisor asked.
 
     Attributes:
-        devices: How many have computed a known sum right.
+        devices: Number of devices that have computed a known sum right.
         faults: Errors for which a device is not to be used, each with the device's name.
         notes: Errors that a device outlives, and the reason why it could not be checked.
     """
@@ -389,7 +389,7 @@ class FilePiece:
     Attributes:
         path: From the run folder.
         data: The bytes, in base64.
-        is_anew: Replaces all that was sent of the file before.
+        is_anew: The bytes replace all earlier pieces of the file.
     """
 
     node: str
@@ -435,10 +435,10 @@ class GenerationFormed:
     The order does not list the nodes: an agent reads the block of `NodeParts` in which its node would stand.
 
     Attributes:
-        nodes: How many nodes it has.
+        nodes: Number of its nodes.
         world_size: Workers of all nodes.
-        blocks: In how many blocks the nodes' parts lie (`store_keys.block_of`).
-        failed_at: Unix time of the failure that it answers, if any.
+        blocks: Number of blocks of the nodes' parts (`store_keys.block_of`).
+        failed_at: Unix time of the failure for which it is formed, if any.
         sent_at: Unix time of the order; both on the supervisor's clock.
     """
 
@@ -469,7 +469,7 @@ class FilesWanted:
 
     Attributes:
         logged: Also send the points that hooks logged, of all generations.
-        number: Number of the supervisor's request; 0 where a command has left it for the supervisor.
+        number: Number of the supervisor's request; 0: a command has left the request for the supervisor.
     """
 
     generation: int

@@ -1,8 +1,8 @@
 """Points that hooks log: lines of `logged/g<generation>-rank<rank>.jsonl` in the run folder, and images beside them.
 
-A worker appends to a file of its own generation, whose first line says after which step that generation continued. So
-a reader leaves out the points that an earlier generation logged of steps that were done again, and no point appears twice.
-Lines of a step are on disk before a snapshot of that step is handed over, so nothing is missing either.
+A worker appends to a file of its own generation, whose first line names the step from which the generation continued. So
+a reader leaves out an earlier generation's points of steps that were done again, and no point appears twice.
+The lines of a step are on disk before a snapshot of that step is handed over, so no point is missing either.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def write_preparation(path: Path, variables: Mapping[str, str], device: str) -> 
 
 
 def read_preparation(path: Path) -> Preparation:
-    """Return what `write_preparation` wrote; nothing if the file is absent or damaged: standbys do less beforehand then."""
+    """Return the `Preparation` in the file; an empty one if the file is absent or damaged: standbys then prepare less."""
     with suppress(OSError, BadJsonError):
         record = parse(path.read_bytes())
         names, variables, device = (record.get(name) for name in ("modules", "variables", "device"))
@@ -144,7 +144,7 @@ def read_preparation(path: Path) -> Preparation:
 
 
 def known_record(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record of the facts that *state*, of state.json, holds beside the events."""
+    """Return the record of the facts in *state*, of state.json, that no event has."""
     return {KNOWN: {name: state.get(name) for name in SHOWN_OF_STATE}}
 
 
@@ -159,7 +159,7 @@ def is_only_shown(record: Mapping[str, Any]) -> bool:
 
 
 def told_command() -> str | None:
-    """Return the command that this process was given, if any."""
+    """Return the command that resumes the run, if whoever started this process set one."""
     return os.environ.get(RESUME_COMMAND) or None
 
 

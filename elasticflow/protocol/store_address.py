@@ -94,8 +94,8 @@ def is_here(host: str) -> bool:
 def address_for_others(towards_keys: str) -> str | None:
     """Return the address at which other machines reach this one, given the local address of its connection to the launch's keys.
 
-    If that is the loopback, it is the address that the host's name resolves to; None if that is not another address of
-    this machine: other machines then use the host of the launch's keys.
+    For the loopback it is the address to which the host's name resolves; None if that is no other address of this machine:
+    other machines then use the host of the launch's keys.
     """
     if not ipaddress.ip_address(towards_keys).is_loopback:
         return towards_keys

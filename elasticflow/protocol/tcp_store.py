@@ -5,8 +5,8 @@ launch's token (`protocol/handshake.py`). Then they send frames: four bytes of l
 after four bytes of its length. A connection has one request under way at a time; the server sends changes to a
 connection that watches.
 
-A server that keeps its keys on disk says which they are (`Request.STATE`). Its clients wait while it is away, and
-continue where they were; a request without an answer is sent again, and carried out once.
+A server that keeps its keys on disk names them (`Request.STATE`). Its clients wait while it is away, and then continue;
+a request without an answer is sent again, and carried out once.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class TcpControlStore:
                 try:
                     return self._connection.ask(limit_s or self._answer_s, request, *parts)
                 except (OSError, ValueError) as error:
-                    # With a number it is the kernel's: the server's machine does not answer any more.
+                    # An error with a number is the kernel's: the server's machine does not answer any more.
                     if limit_s is not None and isinstance(error, TimeoutError) and error.errno is None:
                         # The key has no value.
                         self._connection.socket.close()
@@ -220,7 +220,7 @@ class _Connection:
     """A connection to the store at *address*, whose server has *answer_s* seconds to answer.
 
     Attributes:
-        state: Names the keys that the server keeps; empty: it keeps none, and its end is the end of all it served.
+        state: Names the keys that the server keeps; empty: it keeps none, and its clients cannot continue without it.
 
     Raises:
         StoreLostError: no server answers, or another program does.
@@ -266,7 +266,7 @@ class _Connection:
         self._error = None
 
     def _open(self, try_s: float, limit_s: float) -> str:
-        """Connect; return which keys the server keeps. Tried again for *limit_s*: a link may flap, a server be away."""
+        """Connect, and return the name of the keys that the server keeps; try again for *limit_s*: a link may flap, a server be away."""
         deadline = time.monotonic() + limit_s
         while True:
             try:
@@ -326,7 +326,7 @@ class _Mirror:
         return self._values.get(path)
 
     def await_value(self, path: str, limit_s: float) -> bytes:
-        """Return the value of *path* once it has one; one that was sent before the store was lost is there still."""
+        """Return the value of *path* once it has one, also if the store was lost after it sent the value."""
         if (value := self._values.get(path)) is not None:
             return value
         deadline = time.monotonic() + limit_s
@@ -351,7 +351,7 @@ class _Mirror:
             try:
                 self._receive(limit_s)
             except (OSError, ValueError) as error:
-                # The server's last words count; the next look finds again that it is gone.
+                # Frames that came before the end count; the next look finds again that the server is gone.
                 if self._heard == heard:
                     self._renew(error)
 

@@ -1,4 +1,4 @@
-"""A run's trajectory, step by step: the record by which two runs are compared, and its files.
+"""A run's trajectory, step by step: the records by which two runs are compared, and their files.
 
 If `ELASTICFLOW_WITNESS` names a folder, rank 0 writes one file there for each generation: one JSON line for the state
 with which it began and one after every finished step. A worker that is killed leaves at most a last line without its
@@ -8,7 +8,7 @@ Where the model is sharded, each rank of the first shard group writes such a fil
 after a step would change the run's timing. The record of shard 0 is the record above, but that each sharded tensor has the CRC-32 and the number of
 bytes of that rank's rows; the other ranks add theirs. `read_records` joins them to the CRC-32 of the whole tensor.
 
-A trial may also have the run *held* after a step, so that what it does to the run it does at a known step, however short
+A trial may also have the run *held* after a step, so that it acts on the run at a known step, however short
 the steps are: rank 0 renames `hold-STEP` to `held-STEP` after that step and waits until that file is removed, or its
 worker is asked to leave, or killed. A later worker that does the step again is not held.
 """
@@ -56,7 +56,7 @@ class Record:
 
 
 def records_file(folder: Path, generation: int, shard: int = 0) -> Path:
-    """Return where a shard of a generation writes its records."""
+    """Return the file in which a shard of a generation writes its records."""
     return folder / f"g{generation:04d}{f'-{shard}' if shard else ''}.jsonl"
 
 

@@ -38,6 +38,8 @@ TRAJECTORY = "ELASTICFLOW_WITNESS"  # folder of the records of the state after e
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 HEARTBEAT = struct.Struct("<qq16s")  # beats, finished steps, phase
+# Phases of a worker that has finished its first step.
+TRAINING_PHASES = frozenset({"step", "data", "evaluate", "snapshot"})
 HELD = struct.Struct("<q")  # after that: newest step whose state this rank holds in memory; 0: none
 PROFILE = struct.Struct(
     "<q"
@@ -83,7 +85,7 @@ def numbers_of_usage(usage: DeviceUsage | None) -> Sequence[int]:
 
 
 def usage_of_numbers(numbers: Sequence[int]) -> DeviceUsage | None:
-    """Return the usage of which `numbers_of_usage` made *numbers*."""
+    """Return the usage that `numbers_of_usage` turned into *numbers*."""
     allocated, reserved, peak, utilization = numbers
     if allocated < 0:
         return None

@@ -165,8 +165,8 @@ def _labels(runs: Sequence[RunFacts], *, is_sweep: bool) -> list[str]:
 def _best(name: str, runs: Sequence[RunFacts]) -> float | None:
     """Return the best of the runs' values; None if they are equal, or it is not known which direction is better.
 
-    The direction is what the jobs' `evaluation.best` say of the metric, or else what a word in its name says. A value that is
-    no finite number, of a run that diverged, is not the best.
+    The jobs' `evaluation.best` gives the direction, or else a word in the metric's name. A value that is no finite number, of a
+    run that diverged, is never the best.
     """
     values = [value for facts in runs if (value := _value(name, facts)) is not None]
     if len(values) < 2 or len(set(values)) == 1:

@@ -253,13 +253,9 @@ def leave(
         best = None if evaluation is None else evaluation.ranking.best
         worker.event(events.TRAINING_FINISHED, epoch=position.epoch, samples=position.samples, best=best)
     _wait_for_others(worker)
-    _exit(errors.FINISHED if finished else _code_of_leaving(worker))
-
-
-def _code_of_leaving(worker: Worker) -> int:
-    if worker.rank == 0:
-        worker.event(events.TRAINING_LEFT)
-    return errors.INTERRUPTED if worker.identity.started_by == "python" else errors.FINISHED
+    if finished:
+        _exit(errors.FINISHED)
+    leave_unfinished(worker)
 
 
 def _wait_for_others(worker: Worker) -> None:
@@ -280,15 +276,17 @@ def program(main: Callable[[], None]) -> NoReturn:
         main()
     except stopping.Leaving:
         assert _current is not None
-        leave_untrained(_current)
+        leave_unfinished(_current)
     except BaseException as error:  # noqa: BLE001  # reported, and the process ends
         end_by(error)
     _exit(errors.FINISHED)
 
 
-def leave_untrained(worker: Worker) -> NoReturn:
-    """End this process before anything was trained."""
-    _exit(_code_of_leaving(worker))
+def leave_unfinished(worker: Worker) -> NoReturn:
+    """End this process before the end of the training."""
+    if worker.rank == 0:
+        worker.event(events.TRAINING_LEFT)
+    _exit(errors.INTERRUPTED if worker.identity.started_by == "python" else errors.FINISHED)
 
 
 def end_by(error: BaseException) -> NoReturn:

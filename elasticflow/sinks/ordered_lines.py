@@ -45,7 +45,7 @@ class OrderedLines:
     """Reads the lines of a file whose keys ascend, each key once, even if its end is cut off and written again.
 
     A key is a place of up to two items; after two may stand a name, by which several lines of one place are told apart.
-    A line that is damaged when a later line is read is never read again, even if it is repaired.
+    A line that is damaged when a later line is read is left out for good, even if it is repaired.
 
     Attributes:
         path: The file; it may be absent.

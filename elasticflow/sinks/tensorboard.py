@@ -68,7 +68,7 @@ class TensorBoard(Sink):
         self._file.flush()
 
     def remember(self) -> Remembered:
-        """Return the present length of each event file: data after it was written by a process that could not record it."""
+        """Return the present length of each event file; later data is of a process that could not record it."""
         return {"sizes": {path.name: path.stat().st_size for path in sorted(self._folder.glob(_FILES))}}
 
     def points(self, batch: Sequence[Point]) -> None:

@@ -27,7 +27,7 @@ _HUGE_PAGE = 2 << 20
 _MARK = 0x656C_6173_7469_6366
 # Mark, generation, step, number of the layout, digest of the content, bytes of metadata.
 _LABEL = struct.Struct("<QQQQQQ")
-# Parts that a digest weighs each with its own weight, so that parts that changed places are noticed.
+# A digest gives each part a weight of its own, so that swapped parts are noticed.
 _PARTS = 64
 # Bytes at the end of a slot for the label and its metadata.
 TAIL = 16 << 10
@@ -150,13 +150,13 @@ class BufferPool:
     def take_up_to(
         self, most: int, size: int, *, least: int, workers: int, besides: int = 0
     ) -> tuple[list[Buffer], str | None]:
-        """Return *most* buffers, or as many as fit; and why they are fewer, if they are.
+        """Return *most* buffers, or as many as fit; if they are fewer, also the reason.
 
         Args:
             most: Number wanted.
             size: Bytes of each, at least.
             workers: Workers of this node; each may take an equal part of the limit.
-            besides: Buffers of this size that the worker has, and keeps.
+            besides: Number of buffers of this size that the worker keeps.
 
         Raises:
             LimitError: the limit does not allow *least* for each worker.
@@ -206,21 +206,21 @@ class BufferPool:
             stale, self._free = self._free, []
         # The free buffers are of another size: their memory is given back before more is taken.
         for buffer in stale:
-            # Where the thread that wrote it has not let go of it yet, it goes with that thread's last look.
+            # If the thread that wrote it still refers to it, it goes with that reference.
             with contextlib.suppress(BufferError):
                 buffer.memory.close()
             os.close(buffer.descriptor)
         return _make(number, size)
 
     def disown(self, buffer: Buffer) -> None:
-        """Take *buffer* back from a worker that is gone or has larger ones; it is free once it is written."""
+        """Take *buffer* back from a worker that is gone or has larger ones; it is free once its content is written."""
         with self._lock:
             buffer.is_owned = False
             if not buffer.is_busy:
                 self._free.append(buffer)
 
     def release(self, buffer: Buffer) -> None:
-        """Forget *buffer*: the machine has its memory back once no process looks at it any more."""
+        """Forget *buffer*: its memory is free once no process maps it any more."""
         os.close(buffer.descriptor)
 
     def written(self, buffer: Buffer) -> bool:
@@ -235,7 +235,7 @@ class BufferPool:
 
 
 def digest_of(content: memoryview | mmap.mmap, nbytes: int) -> int:
-    """Return a sum modulo 2**64 over the words of the first *nbytes* of *content*, weighed by their place; never slower than a copy."""
+    """Return a sum modulo 2**64 over the words of the first *nbytes* of *content*, weighted by their place; never slower than a copy."""
     # The writer needs it rarely, and takes less memory without it.
     import numpy as np
 
@@ -250,7 +250,7 @@ def digest_of(content: memoryview | mmap.mmap, nbytes: int) -> int:
 
 
 def map_memory(descriptor: int, size: int) -> mmap.mmap:
-    """Map shared memory with its pages present, so that the first snapshot costs what the others do."""
+    """Map shared memory with its pages present, so that the first snapshot is no slower than the others."""
     return mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
 
 

@@ -198,7 +198,7 @@ class Storage:
         """Put *data* at *path* if nothing is there; True if this call made the file, False if there was one.
 
         Exclusive on local disks, s3, gs, az, abfs, sftp and memory. On another machine a file with equal bytes counts as
-        made by this call, since the answer to a put may be lost: where that matters, let *data* say who wrote it.
+        made by this call, since the answer to a put may be lost: if that matters, *data* should name its writer.
         """
         fault_injection.reach("storage.create")
         try:
@@ -258,8 +258,8 @@ class Storage:
     def map(self, action: Callable[[_In], _Out], items: Iterable[_In]) -> Sequence[_Out]:
         """Return the results of *action*, which asks this storage, for *items*, in their order.
 
-        On another machine several are asked for at a time: an answer may take longer than it takes to be given. What
-        one of them raises is raised here, and the others are not begun any more.
+        On another machine several are asked for at a time, since answers take long to arrive. An error of one item is raised here, and
+        items that are not begun are left out.
         """
         return [action(item) for item in items] if self.is_local else several_at_a_time(action, items)
 
@@ -298,7 +298,7 @@ class Storage:
             remedy = f"check {where}, or choose another place: snapshots.uri of a job file, join(snapshots=...) of a script"
             raise StorageError(f'snapshots.uri "{self.uri}" cannot be written: {cause}', remedy)
         if not is_exclusive:
-            # Some that speak the protocol of S3 ignore the condition of a put.
+            # Some stores with S3's protocol ignore the condition of a put.
             raise StorageError(
                 f'snapshots.uri "{self.uri}" replaces a file where it is asked to make a new one only: two starts of a run, '
                 "each on its own machine, would write into one another's snapshots",

@@ -24,7 +24,7 @@ _SFTP = frozenset({"sftp", "ssh"})
 _S3, _GCS, _AZURE = frozenset({"s3", "s3a"}), frozenset({"gs", "gcs"}), frozenset({"az", "abfs", "abfss"})
 _WEB = frozenset({"http", "https"})
 _CONNECT_S, _SILENCE_S = 10, 60
-# Options of other ssh libraries, and what asyncssh calls them.
+# Options of other ssh libraries, with their names in asyncssh.
 _SFTP_NAMES = {"key_filename": "client_keys", "pkey": "client_keys", "look_for_keys": "client_keys"}
 
 

@@ -76,7 +76,7 @@ def _message(error: BaseException) -> str:
 
 
 def of_exc_info(value: object) -> BaseException | None:
-    """Return the exception that `exc_info` of a log call means; None if it means none."""
+    """Return the exception that `exc_info` of a log call stands for, if any."""
     if isinstance(value, BaseException):
         return value
     if isinstance(value, tuple):

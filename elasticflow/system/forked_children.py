@@ -68,10 +68,10 @@ def name_children() -> None:
 
 
 def set_apart() -> None:
-    """Have children that this process forks from now on end with it, and keep nothing of what `own` and others name.
+    """Have children that this process forks from now on end with it, and lose all that `own` and others name.
 
-    A child that is forked from another thread than the main one lives on: the kernel would end it with that thread. So
-    does another program.
+    A child of another thread than the main one lives on, since the kernel would end it with that thread. Other programs live
+    on, too.
     """
     name_children()
     _parent.is_lifeline = True

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from elasticflow.system.kernel_files import kernel_log, number_in, text_in
 
 GROUPS = Path("/sys/fs/cgroup")
-# Limit, use, and what of the use can be reclaimed: version 2, version 1.
+# Files of the limit, the use, and the part of the use that can be reclaimed: version 2, version 1.
 _FILES = (
     ("memory.max", "memory.current", ("inactive_file", "active_file")),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
@@ -27,13 +27,13 @@ class GroupMemory(NamedTuple):
 
 
 def available() -> int:
-    """Return the bytes that this process may still take without swapping; `sys.maxsize` where that is not known."""
+    """Return the bytes that this process may still take without swapping; `sys.maxsize` if unknown."""
     group = tightest_group()
     return min(of_machine(), sys.maxsize if group is None else group.left)
 
 
 def of_machine() -> int:
-    """Return the bytes that the machine can give without swapping; `sys.maxsize` where that is not known."""
+    """Return the bytes that the machine can give without swapping; `sys.maxsize` if unknown."""
     import psutil
 
     try:
@@ -43,7 +43,7 @@ def of_machine() -> int:
 
 
 def tightest_group(root: Path = GROUPS) -> GroupMemory | None:
-    """Return that of this process's control groups which has the least left; None if none has a limit."""
+    """Return the control group of this process with the least free memory; None if no group has a limit."""
     return min(filter(None, map(_memory_of, memory_groups(root))), key=lambda group: group.left, default=None)
 
 

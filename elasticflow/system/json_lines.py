@@ -100,7 +100,7 @@ class AppendedLines:
 
 
 class FollowedLines:
-    """The lines of a file that grows, and that may not be there yet; of one that shrinks, those after its new end.
+    """The lines of a file that grows, and that may not be there yet; if the file is cut, the lines after its new end.
 
     Args:
         path: Path of the file, which may not exist yet.
@@ -141,7 +141,7 @@ class FollowedLines:
         return whole
 
     def look(self) -> list[bytes]:
-        """Return what `lines` does and close the file: there may be many of them. None of a file that cannot be read."""
+        """Return what `lines` does, and close the file: many may be followed. No lines of a file that cannot be read."""
         try:
             return self.lines()
         except OSError:  # damaged
@@ -168,7 +168,7 @@ def lines_of(path: Path) -> Iterator[bytes]:
 
 
 def lines_from_end(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of *path* from the last to the first, each after its end's offset; reads only what is asked for.
+    """Yield the lines of *path* from the last to the first, each with the offset of its end; reads only as far as they are taken.
 
     If the file is cut meanwhile, the lines end where bytes are missing.
     """

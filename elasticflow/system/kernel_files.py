@@ -51,7 +51,7 @@ def kernel_log(since_s: float = 0.0) -> Iterator[bytes]:
 
 
 def _microseconds(line: bytes) -> float:
-    """Return how long after the machine's start a line of the log was written: its third field."""
+    """Return the time of a line of the log, its third field, in microseconds after the machine's start."""
     try:
         return float(line.split(b";", 1)[0].split(b",")[2])
     except (IndexError, ValueError):

@@ -29,10 +29,10 @@ _JSON = structlog.processors.JSONRenderer(default=str)
 
 
 class _Lines:
-    """Makes lines of records: the last processor.
+    """The last processor: makes the lines.
 
-    Lines that are no events count against `MOST_BYTES`. Once that is spent, such a line is left out, and the event `log.left_out`
-    tells how much: at the first, and each time that it has become ten times as much.
+    Lines that are no events count against `MOST_BYTES`. Once these are spent, such lines are left out, and the event `log.left_out`
+    tells their number: at the first, and whenever it has grown tenfold.
     """
 
     def __init__(self, mask: Mask, always: Collection[str], most: int) -> None:
@@ -100,13 +100,13 @@ _lines: _Lines | None = None
 
 
 def _add_bound(logger: object, name: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Add the bound fields. Only a callable among these is asked: one in the call itself is a value, such as a model."""
+    """Add the bound fields. A callable among them is called; one among the fields of a log call is a value, such as a model."""
     bound = structlog.contextvars.get_contextvars()
     return {key: value() if callable(value) else value for key, value in bound.items()} | {**line}
 
 
 def _add_place(logger: object, name: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Add the place of a call that logs a warning: repeated ones are told apart by it. A captured warning has it in its text."""
+    """Add the place of a call that logs a warning, by which warnings are told apart; a captured warning has it in its text."""
     record = line["_record"]
     if record.levelno >= logging.WARNING and record.name != "py.warnings":
         line["place"] = f"{record.pathname}:{record.lineno}"

@@ -92,7 +92,7 @@ def mask_of(environment: Mapping[str, str], declared: Collection[str] = ()) -> M
 
 
 def mask_streams() -> None:
-    """Have what this process, and those it forks, print from now on go through the mask of its environment.
+    """Mask the output of this process, and of those that it forks from now on, by its environment.
 
     Output that bypasses `sys.stdout` and `sys.stderr`, from C code or a started program, is not masked.
     """
@@ -103,7 +103,7 @@ def mask_streams() -> None:
             continue
         stream.flush()
         raw = _MaskedOutput(descriptor, mask)
-        # Each write goes out at once, as with `python -u`: a worker that is killed has said what it said.
+        # Each write goes out at once, as with `python -u`: nothing is lost if the worker is killed.
         setattr(sys, name, io.TextIOWrapper(raw, "utf-8", "backslashreplace", write_through=True))
 
 

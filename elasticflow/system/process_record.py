@@ -21,7 +21,7 @@ class ProcessRecord:
 
     Attributes:
         boot_id: Differs after each start of the machine; None where the kernel does not tell.
-        started: When the process was started, in clock ticks after the machine was; None where the kernel does not tell.
+        started: The process's start, in clock ticks after the machine's start; None where the kernel does not tell.
     """
 
     pid: int
@@ -54,12 +54,12 @@ class ProcessRecord:
 
     @property
     def is_on_this_machine(self) -> bool:
-        """True if its host and the start of that are this machine's."""
+        """True if the process runs, or ran, on this machine since its last start."""
         return self.host == socket.gethostname() and self.boot_id == boot_id()
 
     @property
     def is_alive(self) -> bool:
-        """True if this very process runs on this machine: False for one that is ending, or of another machine."""
+        """True if this very process runs on this machine, and is not ending."""
         return self._is_here() and not is_ending(self.pid)
 
     def send(self, number: signal.Signals) -> bool:

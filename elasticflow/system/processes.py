@@ -36,7 +36,7 @@ _PF_EXITING = 0x4
 STOPPED, IN_KERNEL = "T", "D"
 """The kernel's names for the states of a process that a signal has stopped, and of one in a call that no signal ends."""
 LOADER = "ef-loader"
-"""What the kernel calls a loader process."""
+"""The name of a loader process in the kernel (`set_name`)."""
 
 # Signals by which a process dies of its own doing; other signals come from outside.
 FAULTS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGBUS, signal.SIGILL})
@@ -71,7 +71,7 @@ def _watch(parent: int) -> None:
 
 
 def append_output_to(path: str) -> None:
-    """Have what this process prints from now on appended to the file at *path*; its children inherit that."""
+    """Append the output of this process, and of its later children, to the file at *path* from now on."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     for standard in (1, 2):
         os.dup2(descriptor, standard)
@@ -117,45 +117,45 @@ def is_killed_from_outside(exit_code: int | None) -> bool:
 
 
 def is_ending(pid: int) -> bool:
-    """Return whether the kernel is closing what the process held; False where that is not told."""
+    """Return whether the process is exiting: the kernel is closing its files; False where the kernel does not tell."""
     fields = _stat(pid)
     return bool(fields) and bool(int(fields[6]) & _PF_EXITING)
 
 
 def state_of(pid: int) -> str:
-    """Return the state of the process as the kernel names it: R, S, D, T, Z; empty where that is not told."""
+    """Return the state of the process as the kernel names it: R, S, D, T, Z; empty where it does not tell."""
     return next(iter(_stat(pid)), "")
 
 
 def cpu_seconds_of(pid: int) -> float:
-    """Return the CPU time that all threads of the process have used; 0 where that is not told."""
+    """Return the CPU time that all threads of the process have used; 0 where the kernel does not tell."""
     fields = _stat(pid)
     return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
 
 
 def io_bytes_of(pid: int) -> int:
-    """Return the bytes that the process has read and written, by read(2) and write(2); 0 where that is not told."""
+    """Return the bytes that the process has read and written, by read(2) and write(2); 0 where the kernel does not tell."""
     fields = text_in(Path(f"/proc/{pid}/io")).split()
     return int(fields[1]) + int(fields[3]) if fields else 0
 
 
 def waits_for_lock(pid: int) -> bool:
-    """Return whether the main thread of the process waits for a lock or a thread, not for a time or for input; True where that is not told."""
+    """Return whether the main thread of the process waits for a lock or a thread; True where the kernel does not tell."""
     function = text_in(Path(f"/proc/{pid}/wchan"))
     return function in {"", "0"} or "futex" in function
 
 
 def started_at(pid: int) -> int | None:
-    """Return when the process was started, in clock ticks after the machine was (macOS: after 1970); None if it is gone.
+    """Return the process's start, in clock ticks after the machine's start (macOS: after 1970); None if it is gone.
 
-    A process id and this together name a process for good: ids are given again.
+    The start tells the process from a later one with the same id.
     """
     fields = _stat(pid)
     if not fields and sys.platform == "darwin":
         import psutil
 
         with suppress(psutil.Error):
-            return int(100 * psutil.Process(pid).create_time())  # which is noted at its start there
+            return int(100 * psutil.Process(pid).create_time())  # macOS notes the time at the start
     return int(fields[19]) if fields else None
 
 
@@ -165,9 +165,9 @@ def boot_id() -> str | None:
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the process ids of the children that any thread of the process has; none where that is not told.
+    """Return the process ids of the children that any thread of the process has; none where the kernel does not tell.
 
-    psutil would read all processes of the machine, on the way of each restart.
+    psutil would read all processes of the machine, and each restart would wait for that.
     """
     children = []
     with suppress(OSError):
@@ -186,7 +186,7 @@ def catches(pid: int, number: signal.Signals) -> bool:
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/<pid>/stat after the command's name, whatever that holds; none if the process is gone.
+    """Return the fields of /proc/<pid>/stat after the command's name; none if the process is gone.
 
     psutil has neither the flags nor the kernel's own names of states, and its times change when the clock is set.
     """

@@ -34,7 +34,7 @@ _REMEDIES = {
 
 
 class BadJsonError(ValueError):
-    """Bytes that are not one JSON object; the text says what they are instead."""
+    """Bytes that are not one JSON object; the text says what is wrong with them."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ _KINDS = {list: "a list", str: "a text", type(None): "null", bool: "a truth valu
 
 
 def read(path: Path, largest: int = LARGEST) -> dict[str, Any] | Damage | None:
-    """Return the record at *path*, what is wrong with it, or None if nothing is there."""
+    """Return the record at *path*, its damage, or None if there is no file."""
     data = read_bytes(path, largest)
     if not isinstance(data, bytes):
         return data
@@ -96,7 +96,7 @@ def read(path: Path, largest: int = LARGEST) -> dict[str, Any] | Damage | None:
 
 
 def read_bytes(path: Path, largest: int = LARGEST) -> bytes | Damage | None:
-    """Return a file's bytes, why they cannot be had, or None if nothing is there."""
+    """Return a file's bytes, its damage, or None if there is no file."""
     try:
         with open(path, "rb", opener=_without_waiting) as file:  # Path.open takes no opener
             data = file.read(largest + 1) or b""  # None of a pipe that holds nothing yet
@@ -108,7 +108,7 @@ def read_bytes(path: Path, largest: int = LARGEST) -> bytes | Damage | None:
 
 
 def read_text(path: Path) -> str | Damage | None:
-    """Return a file's text, why it cannot be had, or None if nothing is there."""
+    """Return a file's text, its damage, or None if there is no file."""
     data = read_bytes(path)
     if not isinstance(data, bytes):
         return data
@@ -119,14 +119,14 @@ def read_text(path: Path) -> str | Damage | None:
 
 
 def damage_of(path: Path, error: OSError) -> Damage:
-    """Return what *error*, which came from opening or reading *path*, says about it."""
+    """Return the damage of a file whose opening or reading raised *error*."""
     if isinstance(error, IsADirectoryError):
         return Damage(str(path), "is a directory")
     return Damage(str(path), f"cannot be read: {error.strerror or error}")
 
 
 def require_usable(appended: Iterable[Path], replaced: Iterable[Path]) -> None:
-    """Raise RecordError if a file of a run is there and cannot be used; the error says which, why and what to do.
+    """Raise RecordError if an existing file of a run cannot be used; the error has the file, the reason and the remedy.
 
     Args:
         appended: Files that this process reads and appends to.
@@ -155,11 +155,9 @@ def _obstacle(path: Path, *, is_replaced: bool) -> Damage | None:
 
 
 def printable(value: object) -> str:
-    """Return *value* as text that does nothing to a terminal: control characters but line ends are written out.
+    """Return *value* as text that does nothing to a terminal: colours are left out, control characters but line ends are escaped.
 
-    So is what stands for bytes that are no UTF-8, as in the name of a file: no stream takes it.
-
-    Sequences that colour text are left out, so that what a library printed in colour stays readable.
+    Surrogates, which stand for bytes that are no UTF-8 in a file's name, are escaped, too: no stream takes them.
     """
     text = value if isinstance(value, str) else f"{value!r:.200}"
     if text.isprintable():
@@ -189,19 +187,19 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u
 
 
 def int_of(record: Record, key: str) -> int:
-    """Return that field as a whole number; 0 when it is missing or no number."""
+    """Return a field as a whole number; 0 if it is missing or no number."""
     return int(float_of(record, key) or 0)
 
 
 def float_of(record: Record, key: str) -> float | None:
-    """Return that field as a finite number of seconds, bytes or the like, or None."""
+    """Return a field as a finite number; None if it is missing or something else."""
     value = record.get(key)
     number = None if isinstance(value, str) else unix_time(value)
     return number if number is not None and math.isfinite(number) else None
 
 
 def text_of(record: Record, key: str) -> str | None:
-    """Return that field if it is a text, or None."""
+    """Return a field that is a text; None if it is missing or something else."""
     value = record.get(key)
     return value if isinstance(value, str) else None
 

@@ -40,7 +40,7 @@ class FaultKind(NamedTuple):
     Attributes:
         words: The fault in words; `{target}` stands for the rank or the node.
         target: Key of the plan that names the target: `rank`, `node`, `point`; None: the fault has no target.
-        point: Fault points and acts that do the fault inside of the processes of the run.
+        point: Fault points and acts that do the fault inside the processes of the run.
         nodes: Number of nodes that the fault adds to the run.
     """
 
@@ -258,7 +258,7 @@ class DoneFault:
 
 
 def fault_variable(plan: FaultPlan, folder: Path) -> str:
-    """Return the value of ELASTICFLOW_FAULTS for a run of *plan*; each fault inside of a process waits for its cue file."""
+    """Return the value of ELASTICFLOW_FAULTS for a run of *plan*; each fault inside a process waits for its cue file."""
     clauses = []
     for number, fault in enumerate(plan.faults):
         if fault.clause is not None:

@@ -204,6 +204,6 @@ def count_gpus() -> int:
         )
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
         return 0
-    # Before the number stands what torch or the user's sitecustomize prints.
+    # Output of torch or of the user's sitecustomize may come before the number.
     last = answer.stdout.split()[-1:]
     return int(last[0]) if last and last[0].isdigit() else 0

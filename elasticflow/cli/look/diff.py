@@ -40,8 +40,8 @@ def command(
     """Compare a run with another run, or with a job file as it is now.
 
     The command compares job, own code, versions, machine and data. Between a run and a job file it weighs each
-    difference: what it would do to the run if it continued as the job. The outcomes of two runs are shown too, and do
-    not count. A run is a run folder, id, job name (its newest run), or the URI of its snapshots. Exit code: 0 no
+    difference: what it would do to the run if it continued as the job. The outcomes of two runs are shown, too, but
+    are no difference. A run is a run folder, id, job name (its newest run), or the URI of its snapshots. Exit code: 0 no
     difference, 1 some, 2 one cannot be read.
 
     \b

@@ -37,7 +37,7 @@ _HIDDEN = NOT_MEASURED - {*_FIRST, "best"}
 
 @click.command("metrics")
 @click.argument("run", type=RUN, required=False)
-@click.option("--only", "only", multiple=True, metavar="NAME", help="This quantity; * stands for any text.")
+@click.option("--only", multiple=True, metavar="NAME", help="Quantity to show; * stands for any text.")
 @click.option("--tail", type=click.IntRange(min=0), default=_TAIL, show_default=True, help="Lines; 0: all.")
 @click.option("--plot", is_flag=True, help="Draw curves over all steps.")
 @format_option
@@ -76,7 +76,7 @@ def command(*, run: str | None, only: tuple[str, ...], tail: int, plot: bool, fo
 
 
 def _newest(path: Path, count: int, only: Sequence[str]) -> list[Record]:
-    """Return the last *count* records, all if it is 0, the oldest first; of *only* these quantities, if there are any."""
+    """Return the last *count* records (0: all), the oldest first; *only*: names of quantities, empty for all."""
     records = _from_end(path)
     chosen = (_chosen(record, only) for record in records) if only else records
     return list(islice(filter(None, chosen), count or None))[::-1]

@@ -177,7 +177,7 @@ def _ask(folder: RunFolder, request: ProfileRequest) -> int:
 
 
 def _wait(folder: RunFolder, number: int, request: ProfileRequest) -> list[str]:
-    """Return once each rank has answered, or the run has ended; the ranks that have not answered then.
+    """Wait until each rank has answered, or the run has ended; return the ranks that have not answered.
 
     Raises:
         NotRunningError: the run ended, and no rank has answered.

@@ -87,7 +87,7 @@ def command(shell: str, *, install: bool) -> None:
 
 
 def _install(shell: str) -> tuple[Path, Path | None]:
-    """Write a shell's script, and the line that loads it unless present; return both files (fish: None, it needs no line)."""
+    """Write a shell's script and, unless present, the line that loads it; return both files (fish needs no line: None)."""
     home = Path.home()
     if shell == "fish":
         folder = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config") / "fish" / "completions"
@@ -98,7 +98,7 @@ def _install(shell: str) -> tuple[Path, Path | None]:
     line = f'[ -r "{script}" ] && source "{script}"\n'
     text = startup.read_bytes() if startup.exists() else b""
     if line.encode() not in text:
-        # The user's own lines are not written again: a full disk would take them.
+        # Appended: if the disk is full, the user's own lines stay.
         with startup.open("ab") as file:
             file.write((b"" if text.endswith(b"\n") or not text else b"\n") + line.encode())
     return script, startup

@@ -28,7 +28,7 @@ def command() -> None:
 
     \b
     elasticflow snapshots list                              the newest run's
-    elasticflow snapshots show mnist best                   where its best one comes from
+    elasticflow snapshots show mnist best                   the best one, and its origin
     elasticflow snapshots verify s3://bucket/mnist/RUN_ID --all
     elasticflow snapshots pin mnist step:5000 --note "used in the paper"
     elasticflow snapshots export mnist best --format safetensors -o mnist.safetensors

@@ -41,14 +41,14 @@ if TYPE_CHECKING:
     "every",
     type=INTERVAL,
     metavar="INTERVAL",
-    help='One at each of these stays: "5000 steps", "1 epoch".',
+    help='The first one from each multiple on stays: "5000 steps", "1 epoch".',
 )
 @click.option(
     "--keep-within",
     "within",
     type=DURATION,
     metavar="TIME",
-    help='Those this much older than the newest stay: "2 h".',
+    help='Those at most this much older than the newest stay: "2 h".',
 )
 @dry_run_option
 @yes_option
@@ -77,7 +77,7 @@ def command(
     # A dry run takes no lock, so the run may be running.
     is_alone = source.folder is not None and not (dry_run and is_locked(source.folder))
     with contextlib.nullcontext() if dry_run else _alone(source, yes=yes), store_errors("pruned"):
-        # The newest generation that certainly has no writer any more: of a run that may be running, the one before.
+        # The newest generation that certainly has no writer any more; if the run may be running, the one before.
         dead = source.catalog.newest_generation() - (0 if is_alone else 1)
         pruning = prune.plan(source.catalog, rules, dead=dead, watch=_watch)
         if form == "text":

@@ -1,4 +1,4 @@
-"""Shared parts of the `snapshots` commands: options, and the run and snapshots that the words of the command line mean."""
+"""Shared parts of the `snapshots` commands: options, and the run and snapshots that the command line names."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def required(names: Sequence[str], command: str) -> Sequence[str]:
 
 @contextlib.contextmanager
 def store_errors(doing: str = "read") -> Iterator[None]:
-    """Turn a failure of the store into a one-line error with a remedy; errors about damaged snapshots, and those of another version, pass unchanged.
+    """Turn a failure of the store into a one-line error with a remedy; errors about snapshots that are damaged or of another version pass unchanged.
 
     Raises:
         StorageError: the store failed.

@@ -52,7 +52,7 @@ class VerifyResult:
 
 @click.command("verify")
 @words_argument("[RUN] [SNAPSHOT]...")
-@click.option("--all", "is_all", is_flag=True, help="Every snapshot that could be restored.")
+@click.option("--all", "is_all", is_flag=True, help="Verify every snapshot that could be restored.")
 @click.option(
     "--quarantine", is_flag=True, help="Set damaged snapshots aside, so that nothing ever loads them."
 )

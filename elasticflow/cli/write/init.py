@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     "--batch-size", type=click.IntRange(1), default=None, help="Samples per step, over all workers."
 )
 @click.option("--workers", type=click.IntRange(1), default=None, help="Workers per machine.")
-@set_option("A key of model, optimizer, dataset: model.args.width=64.")
+@set_option("Set a key of model, optimizer or dataset: model.args.width=64.")
 @click.option("--script", is_flag=True, help="Take the file as a training script in any case.")
 @click.option("--args", metavar="WORDS", help="A script's arguments, quoted as for a shell.")
 @click.option("--print", "only_print", is_flag=True, help="Print the job file; write nothing.")
 @click.option(
-    "--gitignore/--no-gitignore", default=None, help="Add runs/ to .gitignore, in a checkout; else asks."
+    "--gitignore/--no-gitignore", default=None, help="Add runs/ to .gitignore in a checkout; default: asks."
 )
 @click.option("--pre-commit", is_flag=True, help="Make pre-commit check job files.")
 @click.option(

@@ -41,9 +41,9 @@ UNTOLD = (
 @click.command("lint")
 @click.argument("paths", nargs=-1, metavar="[PATH]...", type=SCRIPT_OR_FOLDER)
 @click.option(
-    "--select", multiple=True, metavar="CODES", help="Only these, as --select EF61,EF631; notes too."
+    "--select", multiple=True, metavar="CODES", help="Report only these codes, with notes: EF61,EF631."
 )
-@click.option("--ignore", multiple=True, metavar="CODES", help="Not these.")
+@click.option("--ignore", multiple=True, metavar="CODES", help="Leave out these codes.")
 @strict_option
 @findings_option
 def command(

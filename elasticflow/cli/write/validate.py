@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from elasticflow.cli.output import counts_of, report_findings, shortest_path
-from elasticflow.cli.parameters import JOB_FILE, findings_option, set_option, strict_option
+from elasticflow.cli.parameters import JOB_FILE, findings_option, overrides_option, strict_option
 from elasticflow.cli.write.deep_options import deep_options, requested, try_out_all
 from elasticflow.jobfile.diagnostics.diagnostic import in_order
 from elasticflow.observe.terminal.formats import plural
@@ -26,7 +26,7 @@ _SERVER_CHECK = "elasticflow submit kubernetes {} --print | kubectl apply --dry-
 
 @click.command("validate")
 @click.argument("files", nargs=-1, metavar="[FILE]...", type=JOB_FILE)
-@set_option("Change a key, as --set train.epochs=3.")
+@overrides_option
 @strict_option
 @findings_option
 @deep_options

@@ -44,7 +44,7 @@ def patched(objects: Sequence[Any], path: Path) -> list[Any]:
 
 
 def place_of_unknown_field(said: str, path: Path) -> str | None:
-    """Return the line of the patch with the field that Kubernetes does not know, says kubectl; None if that is another refusal."""
+    """Return the line of the patch with the unknown field that kubectl's refusal names; None for another refusal."""
     if match := re.search(r'unknown field "(?:[^"]*\.)?(\w+)"', said):
         key = re.compile(rf"""(^|[\s{{,])["']?{match[1]}["']?\s*:""")
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):

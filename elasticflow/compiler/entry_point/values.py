@@ -304,7 +304,7 @@ def _constants(job: Job, root: str, forms: CallForms) -> dict[str, Line]:
         "root": f"(HERE / {quoted(root)}).resolve()",
         "path": f"[str(ROOT / part) for part in {flat(literal(job.job.path, 'path'))}]",
         "weights": None if job.model.weights is None else flat(from_root(job.model.weights)),
-        "snapshots": _policy(job),
+        "snapshots": _snapshot_settings(job),
     }
 
 
@@ -318,7 +318,7 @@ def from_root(path: str) -> Code:
     return quoted(path) if relative is None else call("str", f"ROOT / {quoted(relative)}")
 
 
-def _policy(job: Job) -> Code:
+def _snapshot_settings(job: Job) -> Code:
     settings = job.snapshots.settings()
     options = {
         name: value for name, value in vars(settings).items() if value != getattr(_USUAL_SETTINGS, name)
@@ -330,7 +330,7 @@ def _policy(job: Job) -> Code:
         options["uri"] = Name(flat(from_root(settings.uri))) if secret is None else _looked_up(secret)
     if settings.options:
         options["options"] = _without_secrets(settings.options, job.secrets, ("snapshots", "options"))
-    return call("Policy", **{name: options[name] for name in vars(settings) if name in options})
+    return call("SnapshotSettings", **{name: options[name] for name in vars(settings) if name in options})
 
 
 def _without_secrets(value: Any, secrets: Mapping[KeyPath, TextWithSecrets], path: KeyPath) -> Any:

@@ -146,9 +146,9 @@ def compare_made(old: Made, new: Made, *, after_user_error: bool = False) -> lis
 
 
 def weighed_anew(differences: Sequence[Difference], *, has_snapshots: bool) -> list[Difference]:
-    """Return the differences; nothing that was trained continues in a job without snapshots, so there they harm nothing.
+    """Return the differences; without snapshots they are harmless, since nothing of the training continues.
 
-    Each weighs as before if the place of the snapshots is another, perhaps by its options: `endpoint_url` names another store.
+    They weigh as before if the place of the snapshots has changed, also by its options: `endpoint_url` names another store.
     """
     if has_snapshots or any(each.key.startswith(_PLACE) for each in differences):
         return list(differences)

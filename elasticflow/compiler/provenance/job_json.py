@@ -96,7 +96,7 @@ def _leave_out(tables: dict[str, Any], path: tuple[str, ...], default: object) -
 def job_from_json(values: Mapping[str, Any]) -> Job:
     """Return the job that `job_to_json` described."""
     tables = from_json(values)
-    # No record holds a secret: a variable that stands in one was declared none, whatever its name.
+    # Records hold no secrets: a variable in a record was declared to be none, whatever its name.
     if (env := tables.get("env")) is not None:
         tables["env"] = {name: {"value": value, "secret": False} for name, value in env.items()}
     snapshots = tables.get("snapshots")

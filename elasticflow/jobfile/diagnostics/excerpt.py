@@ -23,7 +23,7 @@ _NUMBER = r"[+-]?[0-9][0-9_.eE+-]*|true|false"
 
 
 def line_at(text: str, start: int) -> str:
-    """Return the line of *text* that an offset lies in, secrets masked."""
+    """Return the line of *text* at an offset, secrets masked."""
     begin, end = text.rfind("\n", 0, start) + 1, text.find("\n", start)
     line = text[begin : end if end >= 0 else len(text)]
     for quotes in ('"""', "'''"):

@@ -255,7 +255,7 @@ class ScriptTable(Table):
 
     @property
     def folder(self) -> str:
-        """The first folder of its imports, from the project root: its own, or for a module the root; job.path's come last."""
+        """The first folder of the script's imports, from the project root: the script's own, or the root for a module; job.path comes last."""
         return "." if self.entry is None else PurePosixPath(self.entry).parent.as_posix()
 
     @model_validator(mode="after")

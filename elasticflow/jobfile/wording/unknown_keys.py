@@ -245,7 +245,7 @@ def _meant(meaning: Meaning, path: KeyPath, value: object) -> KeySuggestion:
         key = (*around, *key[1:])  # of these parameters, not of all
     if "{}" not in meaning.form and value is False:
         return KeySuggestion((), note="leave it out: that is how it is without it")
-    # A fixed form has the meaning of a switch; for `eval_strategy = "steps"` it would mean something else.
+    # A fixed form stands for a switch that is on; with `eval_strategy = "steps"` it would mean something else.
     is_switch = value is True or (isinstance(value, str) and value in meaning.form.strip('"').split())
     is_same = "{}" in meaning.form or is_switch
     return KeySuggestion((key,), _formed(key, meaning.form, name, value) if is_same else "", meaning.note)

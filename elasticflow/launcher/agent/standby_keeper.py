@@ -8,6 +8,7 @@ from elasticflow import events
 from elasticflow.protocol.child_processes import MEMORY_FACTOR
 from elasticflow.protocol.messages import report
 from elasticflow.protocol.run_files import read_preparation
+from elasticflow.protocol.worker_environment import TRAINING_PHASES
 from elasticflow.system.free_memory import available
 from elasticflow.system.processes import signal_or_code
 
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from elasticflow.launcher.fork_server.client import ForkServer
     from elasticflow.protocol.child_processes import Warm
 
-# Phases of a worker that has finished its first step; while one copies a snapshot no standby is begun.
-_TRAINING = frozenset({"step", "data", "evaluate"})
+# While a worker copies a snapshot no standby is begun.
+_PHASES = TRAINING_PHASES - {"snapshot"}
 _LOOK_S = 0.2
 # Bytes that a standby may take, until one has told.
 _GUESS = 500_000_000
@@ -74,7 +75,7 @@ class StandbyKeeper:
             return
         self._looked = now
         phases = {progress.phase for progress in self._heartbeats.progress()}
-        if self._count_deaths() and phases <= _TRAINING:
+        if self._count_deaths() and phases <= _PHASES:
             self._ask_and_tell()
 
     def _ask_and_tell(self) -> None:

@@ -39,8 +39,6 @@ _BUSY_PAUSE_S = 2.0
 _LOAD_LIMIT_S = 30.0
 _END_LIMIT_S = 10.0
 _COMPILING = "compile"
-# Phases of a worker that has finished its first step.
-_TRAINING = frozenset({"step", "data", "evaluate", "snapshot"})
 
 
 def _is_chosen(environment: Mapping[str, str]) -> bool:
@@ -139,7 +137,7 @@ class CompilerCacheKeeper:
             if now - self._looked >= _LOOK_S:
                 self._looked = now
                 try:
-                    self._look(now, bool(phases) and phases <= _TRAINING)
+                    self._look(now, bool(phases) and phases <= worker_environment.TRAINING_PHASES)
                 except OSError as error:  # of the folder
                     self._fail("save", str(error))
         told, self._told = self._told, []

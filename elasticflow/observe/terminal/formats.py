@@ -29,7 +29,7 @@ def span(seconds: float) -> str:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 0.995:
         return f"{seconds:.2f} s"
-    if seconds < 59.95:
+    if seconds < _MINUTE_S:
         return f"{seconds:.1f} s"
     whole = round(seconds)
     if whole < 3600:
@@ -122,7 +122,7 @@ def took(parts: Mapping[str, float], *, is_blind: bool = False) -> str:
 
     Args:
         parts: Seconds by activity.
-        is_blind: The workers report no steps: that their script ran is known, that it trained is not.
+        is_blind: The workers report no steps: their script ran, but it is unknown whether it trained.
     """
     parts = {activity_word(name, is_blind=is_blind): parts[name] for name in parts}
     total = sum(parts.values())
@@ -132,7 +132,7 @@ def took(parts: Mapping[str, float], *, is_blind: bool = False) -> str:
 
 
 def activity_word(name: str, *, is_blind: bool) -> str:
-    """Return the word for a part of the time, which is the script's in a run that *is_blind*."""
+    """Return the word for a part of the time; `training` is `script` if the run *is_blind*."""
     return "script" if is_blind and name == "training" else name
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 # Speed is the mean over this much training: long enough to be steady, short enough to notice a change.
 OVER_S = 8.0
-# The first steps of a group warm up: until so many are timed, or for so long, they do not tell the time left.
+# The first steps of a group warm up: the time left is unknown until so many are timed, or for so long.
 _LEAST_STEPS, _LEAST_S = 10, 1.0
 # The time of an evaluation is the mean over this many.
 _EVALUATIONS = 5
@@ -75,7 +75,7 @@ class Pace:
     def seconds_left(self, step: int, steps: int) -> float | None:
         """Return the seconds for the steps after *step* up to *steps*, and for the evaluations among them and at the end.
 
-        Time and interval of evaluations are known after the first evaluation. None until the steps timed can tell.
+        Time and interval of evaluations are known after the first one. None until enough steps are timed.
         """
         if self.step_s is None:
             return None

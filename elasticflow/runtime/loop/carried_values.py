@@ -1,6 +1,6 @@
 """Finds variables by which one pass of a script's loop leaves values to the next: a prefetched batch, an agent's observation.
 
-A restart makes what stands before the loop again, and continues with that. The script's source tells which values a pass reads
+A restart runs the code before the loop again, and continues with its values. The script's source tells which values a pass reads
 before it assigns them, and which of them a step depends on (`liveness.py`).
 """
 
@@ -168,7 +168,7 @@ class Enumerated(NamedTuple):
 
 
 def enumerated_at(frame: FrameType | None) -> Enumerated | None:
-    """Return the loop over `enumerate(...)` in whose head *frame* is, or a caller, as where a progress bar fetches the batch."""
+    """Return the loop over `enumerate(...)` in whose head *frame* is; or one of its callers, if a generator such as a progress bar fetches the batch."""
     while frame is not None:
         file, line = frame.f_code.co_filename, frame.f_lineno
         passes = passes_around(file, line, _values_of(frame))
@@ -181,7 +181,6 @@ def enumerated_at(frame: FrameType | None) -> Enumerated | None:
                 first = loop.target.elts[0] if isinstance(loop.target, ast.Tuple) else None
                 counter = first.id if isinstance(first, ast.Name) else None
                 return Enumerated(counter, counter in each.body)
-        # A progress bar, or a generator of the script's, fetches the batch for its caller.
         frame = frame.f_back if frame.f_code.co_flags & inspect.CO_GENERATOR else None
     return None
 
@@ -242,7 +241,7 @@ def _classes_of(kind: type) -> set[tuple[str, str]]:
 
 
 def is_made_anew(path: str, owner: Any, files: Collection[str]) -> bool | None:
-    """Return True if *files*, and those of the owner's class, set what lies at *path* without a look at its old value; None if they do not set it."""
+    """Return True if *files*, and those of the owner's class, set the value at *path* without reading the old one; None if they do not set it."""
     known = {*files, *(file for _, file in _classes_of(type(owner)))}
     changes = [changes_in(file) for file in known if not is_of_installed_package(file)]
     if any(end_of(path) in carried for _, carried in changes):
@@ -286,7 +285,7 @@ def _shuffled(file: str) -> frozenset[str]:
 
 
 def _values_of(frame: FrameType) -> Callable[[str], Any]:
-    """Return a function that returns what lies at a path, `self.stopper`, in *frame*; None if nothing does."""
+    """Return a function that returns the value at a path, `self.stopper`, in *frame*; None if there is none."""
     return _values_in({**frame.f_globals, **frame.f_locals})
 
 

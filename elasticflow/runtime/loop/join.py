@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, cast
 from elasticflow import events
 from elasticflow.errors import INTERRUPTED, StateError
 from elasticflow.protocol.loop_settings import LoopSettings
-from elasticflow.runtime import worker as life
 from elasticflow.runtime.loop.gradients import Gradients
 from elasticflow.runtime.loop.run import Run
 from elasticflow.runtime.loop.script_checks import ScriptChecks
@@ -23,6 +22,8 @@ from elasticflow.runtime.loop.training_loop import TrainingLoop
 from elasticflow.runtime.process import stopping
 from elasticflow.runtime.process.shard_layout import Sharding, layout_of
 from elasticflow.runtime.process.sharded_tensors import refuse_draws
+from elasticflow.runtime.worker import end_by
+from elasticflow.runtime.worker import join as join_group
 from elasticflow.system.units import parse_interval
 
 if TYPE_CHECKING:
@@ -224,7 +225,7 @@ def _require_first_call() -> None:
 def _member(chosen: LoopSettings, place: Path, shard: int | str | Sharding | None, *, is_job: bool) -> Worker:
     """Join the process group; return this worker, with its place among those that share the model. In a script, an error ends the process."""
     try:
-        worker = life.join(
+        worker = join_group(
             chosen.job,
             chosen.digest,
             place,
@@ -250,7 +251,7 @@ def _member(chosen: LoopSettings, place: Path, shard: int | str | Sharding | Non
     except Exception as error:
         if is_job:
             raise
-        life.end_by(error)
+        end_by(error)
     return worker
 
 
@@ -282,6 +283,6 @@ def _report_uncaught_exceptions() -> None:
         if os.getpid() != process or issubclass(kind, KeyboardInterrupt):
             told(kind, error, trace)
         else:
-            life.end_by(error)
+            end_by(error)
 
     sys.excepthook = tell

@@ -53,7 +53,7 @@ class Pass(NamedTuple):
 
 
 class Flow(NamedTuple):
-    """A change of what lies at a path: `x = a`, `x += a`, `x[i] = a`, `x.data = a`, `x.copy_(a)`, `x.mul_(a)`, `xs.append(a)`.
+    """A change of the value at a path: `x = a`, `x += a`, `x[i] = a`, `x.data = a`, `x.copy_(a)`, `x.mul_(a)`, `xs.append(a)`.
 
     Attributes:
         sources: Expressions that the new value is computed from.
@@ -80,7 +80,7 @@ def passes_around(
     """Return the passes of the loops around *line*, the outermost first.
 
     Args:
-        value_at: Tells what lies at a path. None: each read counts as a use.
+        value_at: Returns the value at a path. None: each read counts as a use.
         by_arguments: Indices, and arguments of models and of functions that get an optimizer, count as used.
     """
     key = file, line, value_at is None, by_arguments
@@ -96,7 +96,7 @@ def passes_around(
 
 @cache
 def changes_in(file: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the ends of paths of attributes and items: all that *file* changes, and all that a function or a loop of it reads before."""
+    """Return the ends of paths of attributes and items: all that *file* changes, and all that a function or a loop reads and then changes."""
     changed: set[str] = set()
     carried: set[str] = set()
     for node in nodes_of(file):
@@ -116,7 +116,7 @@ def shown_in(loop: Loop) -> frozenset[str]:
 
 
 def depends_on_itself(function: ast.FunctionDef, path: str) -> bool:
-    """Return True if *function* computes what lies at *path* in the end from what lay there."""
+    """Return True if *function* computes the new value at *path* from the old one."""
     return path in _Backwards().read_block(function.body, {path})
 
 
@@ -144,14 +144,14 @@ class _Backwards:
         self.passes: dict[Loop, Pass] = {}
 
     def read_loop(self, loop: Loop, live: AbstractSet[str], *, counts: bool) -> set[str]:
-        """Return what is used of the values before *loop*, if of those behind it *live* is; *counts*: its condition is used, too."""
+        """Return the paths whose values before *loop* are used, if those of *live* are used behind it; *counts*: the loop's condition is used, too."""
         targets = {each.path for each in _flows_of(loop)}
         written, again = targets | _written(loop.body), set(live)
         while True:
             body = self.read_block(loop.body, again)
             if (
                 isinstance(loop, ast.For)
-                and _names(loop.iter) & _WEIGHTS
+                and any(_name_of(each) in _WEIGHTS for each in ast.walk(loop.iter))
                 and any(map(_is_in_place, _walk(*loop.body)))
             ):
                 body |= read_in(*loop.body)
@@ -170,7 +170,7 @@ class _Backwards:
         return head | _without(live, written) | iterated
 
     def read_block(self, block: Iterable[ast.AST], live: AbstractSet[str]) -> set[str]:
-        """Return what is used of the values before *block*, if of those behind it *live* is."""
+        """Return the paths whose values before *block* are used, if those of *live* are used behind it."""
         live, is_learning = set(live), False
         for node in reversed(list(block)):
             # `continue` leaves out what stands behind it.
@@ -230,7 +230,7 @@ class _Backwards:
 
 
 def flows_in(*nodes: ast.AST, but: tuple[type[ast.AST], ...] = ()) -> Iterator[Flow]:
-    """Yield the changes that *nodes* make, and what is in them; not those under nodes of the kinds *but*."""
+    """Yield the changes in *nodes*, but not those inside nodes of the kinds *but*."""
     for each in _walk(*nodes, but=but):
         yield from _flows_of(each)
 
@@ -302,7 +302,7 @@ def _is_in_place(node: ast.AST) -> bool:
 
 
 def _used_by(node: ast.AST, value_at: Callable[[str], Any]) -> set[str]:
-    """Return what *node* makes a gradient of, or measures for a schedule; and the object of a method that gets a model, as an average does."""
+    """Return the paths from which *node* makes a gradient, or a schedule's measure, and the object of a method that gets a model (an average)."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return set()
     if node.func.attr == "backward":
@@ -329,7 +329,7 @@ def _given_to(node: ast.AST, value_at: Callable[[str], Any]) -> set[str]:
 
 
 def arguments_of(call: ast.Call) -> list[ast.expr]:
-    """Return the arguments of a call, those with a name too."""
+    """Return the arguments of a call, also those with a name."""
     return [*call.args, *(each.value for each in call.keywords)]
 
 
@@ -351,7 +351,7 @@ def end_of(path: str) -> str:
 
 
 def whole_of(place: ast.expr) -> str:
-    """Return the path of what *place* is an item or the data of: `self.history` of `self.history[0].data`."""
+    """Return the path of the object whose item or data *place* is: `self.history` of `self.history[0].data`."""
     while isinstance(place, ast.Attribute | ast.Subscript) and (
         not path_of(place) or (isinstance(place, ast.Attribute) and place.attr == "data")
     ):
@@ -363,10 +363,6 @@ def _name_of(function: ast.AST) -> str:
     return str(getattr(function, "attr", getattr(function, "id", "")))
 
 
-def _names(node: ast.AST) -> set[str]:
-    return {_name_of(each) for each in ast.walk(node)}
-
-
 @cache
 def _beginnings_of(path: str) -> set[str]:
     """Return `self` and `self.best` of `self.best`."""
@@ -374,12 +370,12 @@ def _beginnings_of(path: str) -> set[str]:
 
 
 def _without(paths: AbstractSet[str], assigned: AbstractSet[str]) -> set[str]:
-    """Return *paths* but for those that are, or lie in, something that was *assigned*."""
+    """Return *paths* without those that are, or lie in, one of *assigned*."""
     return {each for each in paths if not _beginnings_of(each) & assigned}
 
 
 def _walk(*nodes: ast.AST, but: tuple[type[ast.AST], ...] = ()) -> Iterator[ast.AST]:
-    """Yield *nodes* and what is in them, but for functions and nodes of the kinds *but*."""
+    """Yield *nodes* and the nodes inside them, but no functions and no nodes of the kinds *but*."""
     return itertools.chain.from_iterable(_inside(each, but) for each in nodes)
 
 
@@ -406,7 +402,7 @@ def _written_by(node: ast.AST) -> frozenset[str]:
 
 
 def read_in(*nodes: ast.AST, outside: Iterable[ast.AST] = ()) -> set[str]:
-    """Return the variables that *nodes* read, and paths of attributes; with [-1] those of which they read the last item."""
+    """Return the variables, and paths of attributes, that *nodes* read; with [-1] if they read only the last item."""
     found: set[str] = set()
     own: set[str] = set()
     skipped = {id(each) for place in outside for each in ast.walk(place) if path_of(each)}

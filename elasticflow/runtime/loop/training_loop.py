@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from elasticflow import events
 from elasticflow.errors import SnapshotError, StateError
-from elasticflow.runtime import worker as life
 from elasticflow.runtime.data.dataset import OpenedDataset
 from elasticflow.runtime.loop import drift, kept
 from elasticflow.runtime.loop.ballot import Ballot, is_fixed, require_loss
@@ -40,6 +39,7 @@ from elasticflow.runtime.state.state import State
 from elasticflow.runtime.training import several_optimizers
 from elasticflow.runtime.training.evaluation import run_sets
 from elasticflow.runtime.training.shard_model import require_made_after
+from elasticflow.runtime.worker import end_by, leave, leave_unfinished
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.system import fault_injection
 
@@ -70,7 +70,7 @@ def _ends_here_if_asked(worker: Worker) -> Iterator[None]:
     try:
         yield
     except Leaving:
-        life.leave_untrained(worker)
+        leave_unfinished(worker)
 
 
 class TrainingLoop:
@@ -725,7 +725,7 @@ class TrainingLoop:
                 self._close_loop()  # other ranks may have called `finish`
                 self._end()
         except Exception as error:  # noqa: BLE001  # Python would print it at this process's exit, and end by code 0
-            life.end_by(error)
+            end_by(error)
         self._tell(
             f"the script ended after step {self.position.step} without run.finish(): the same command resumes from the newest snapshot"
         )
@@ -772,7 +772,7 @@ class TrainingLoop:
         worker.moments.leave.append(lambda: self._tell(text))  # after the last snapshot's commit
         if self._script is not None:
             worker.moments.leave.append(atexit._run_exitfuncs)  # noqa: SLF001  # wandb and others end there
-        life.leave(worker, self.position, self.schedule, state.evaluation)
+        leave(worker, self.position, self.schedule, state.evaluation)
 
     def _tell(self, text: str) -> None:
         if self._script is not None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from elasticflow import events
 from elasticflow.errors import SnapshotError, StateError
 from elasticflow.protocol import worker_environment
-from elasticflow.protocol.snapshot_settings import AUTO, Keep, SnapshotSettings
+from elasticflow.protocol.snapshot_settings import AUTO, SnapshotSettings
 from elasticflow.runtime.data.dataset import EVALUATION_DATA, TRAINING_DATA, marks_of, opened, require_same
 from elasticflow.runtime.data.order.order import require_same_order
 from elasticflow.runtime.measuring.marks import mark
@@ -29,7 +29,6 @@ from elasticflow.runtime.snapshot.staging_copy import copier_for
 from elasticflow.runtime.snapshot.trajectory import TrajectoryRecorder
 from elasticflow.runtime.snapshot.unsaved import Unsaved
 from elasticflow.runtime.snapshot.writer_connection import WriterReports
-from elasticflow.runtime.state.loading import load_weights
 from elasticflow.snapshots.client.loading import NodeLoader
 from elasticflow.snapshots.client.messages import SnapshotReport
 from elasticflow.snapshots.format.policy import Due
@@ -48,11 +47,6 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.client.memory_tier import RecalledState
     from elasticflow.snapshots.format.manifest import Manifest
     from elasticflow.snapshots.format.policy import HasPosition
-
-# The name that train.py uses.
-Policy = SnapshotSettings
-
-__all__ = ["Keep", "Policy", "Snapshots", "load_weights"]
 
 # A store may be slow; a dead writer shows at once.
 _FLUSH_LIMIT_S = 3600.0

@@ -42,7 +42,7 @@ class Notifier(Sink):
         self._first_launch: int = remembered.get("launch") or _newest_launch(RunFolder(run.folder))
 
     def remember(self) -> Remembered:
-        """Return the number of the launch since which moments are sent: clocks may be set back, and other machines may take over."""
+        """Return the number of the first launch whose moments are sent; a time would not do, since clocks may be set back or differ."""
         return {"launch": self._first_launch}
 
     def points(self, batch: Sequence[Point]) -> None:

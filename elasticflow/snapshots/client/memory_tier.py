@@ -76,7 +76,7 @@ class MemoryTierClient:
 
     Args:
         link: To the node's writer; its slots are those of the memory tier, the one that was filled last at the end.
-        is_optional: Train on without slots where the writer has no memory for them. There are two then, and a third while a
+        is_optional: Train without slots if the writer has no memory for them. There are two slots then, and a third while a
             snapshot is being written from one, if there is memory for it.
     """
 
@@ -86,7 +86,7 @@ class MemoryTierClient:
         self._layout = self._nbytes = 0
         # Rank 0's record as JSON, as it was described last.
         self._described: dict[str, Any] = {}
-        # When no slot was found free first, since the last was filled, and whether another was asked for.
+        # The first time at which no slot was free since the last was filled, and whether another was asked for.
         self._short_since: float | None = None
         self._has_asked = False
 
@@ -98,7 +98,7 @@ class MemoryTierClient:
 
     @property
     def declined(self) -> str | None:
-        """Why the writer has no memory for the slots, if it answered so."""
+        """The writer's reason for giving no slots, if it gave none."""
         return self._link.declined
 
     @property
@@ -128,7 +128,7 @@ class MemoryTierClient:
     def ask_for_another(self, now: float) -> str | None:
         """Ask for another slot if the writer keeps those that could be filled for long; never waits.
 
-        Return why there is none, if the writer answered so. To be called when a state is to be held and no slot is free.
+        Return the reason if the writer gives none. To be called when a state is to be held and no slot is free.
         """
         # A snapshot that the writer has not begun takes the newest state: another slot would not help.
         if not self._is_optional or self._link.is_requested or len(self._link.slots) != HELD_STATES_AUTO:
@@ -181,7 +181,7 @@ class MemoryTierClient:
         return free
 
     def describe(self, tensors: list[TensorEntry], nbytes: int, record: SnapshotRecord | None) -> None:
-        """Send how the shards that follow are laid out, and the record as it is now, if this is the first rank of its node."""
+        """Send the layout of the following shards and, if this is the first rank of its node, the present record."""
         self._layout, self._nbytes = self._layout + 1, nbytes
         self._described = {} if record is None else record.to_json()
         self._link.send(Describe(self._layout, StagedShard(tensors, nbytes, record)))
@@ -234,7 +234,7 @@ class MemoryTierClient:
         return RecalledState(held, self._mapped([shard.size for shard in held.shards], mmap.mmap))
 
     def prepare_to_receive(self, held: HeldSet) -> list[mmap.mmap] | str:
-        """Return memory for each shard of *held*, a state of another node, or why there is none: what this node held is given up."""
+        """Return memory for each shard of *held*, a state of another node, or the reason why there is none; this node's own held state is lost."""
         first, *rest = (shard.shard for shard in held.shards)
         shards = (replace(first, record=held.record), *rest)
         request = Receive(held.generation, held.world_size, held.committed, shards)

@@ -114,7 +114,7 @@ class Reserve:
 
 @dataclass(frozen=True)
 class GiveBack:
-    """This rank does without slot *number* of the memory tier, which has no label any more."""
+    """This rank gives back slot *number* of the memory tier, which has no label any more."""
 
     number: int
 
@@ -125,7 +125,7 @@ class Stage:
 
     Attributes:
         slot: Number of the buffer; None: the shard has no bytes.
-        refusal: Why the buffer does not hold the shard, if so: the snapshot fails.
+        refusal: The reason why the buffer lacks the shard, so that the snapshot fails; None: it has the shard.
     """
 
     name: str
@@ -213,7 +213,7 @@ class Unload:
 
 @dataclass(frozen=True)
 class Welcome:
-    """Older snapshots have an outcome: the newest committed snapshot is final."""
+    """The worker is served: older snapshots have an outcome, so the newest committed snapshot is final."""
 
 
 @dataclass(frozen=True)
@@ -230,8 +230,8 @@ class Slots:
     Attributes:
         numbers: Numbers of the slots; in the memory tier the slot that was filled last comes last.
         sizes: Bytes of each.
-        single: Why it is one staging buffer instead of two, if so.
-        is_more: They come beside those that the worker has.
+        single: The reason why it is one staging buffer; None: there are two.
+        is_more: The worker also keeps the slots that it has.
     """
 
     numbers: tuple[int, ...]
@@ -252,8 +252,8 @@ class NoSlots:
     """There is no memory for the requested slots.
 
     Attributes:
-        is_over_limit: `snapshots.staging_limit` does not allow it; else the machine has none.
-        is_more: The worker keeps those that it has.
+        is_over_limit: `snapshots.staging_limit` does not allow it; else the machine has no memory.
+        is_more: The worker keeps the slots that it has.
     """
 
     is_over_limit: bool
@@ -313,7 +313,7 @@ class Receiving:
 
     Attributes:
         sizes: Bytes of each; empty: there is no memory for them.
-        reason: Why not, for people.
+        reason: The reason for that, for people.
     """
 
     sizes: tuple[int, ...]
@@ -322,7 +322,7 @@ class Receiving:
 
 @dataclass(frozen=True)
 class LoadProgress:
-    """So many bytes of the snapshot were verified."""
+    """Number of bytes of the snapshot that are verified so far."""
 
     name: str
     nbytes: int

@@ -62,9 +62,9 @@ class StagingClient:
         waiting: Called every second while `receive_one` waits, for an hour at most.
         dropping: Called with a piece of shared memory before it is given up.
         slots: The shared memory reserved last; empty until the writer has it ready.
-        single: Why this rank has one buffer instead of two, if so.
-        declined: Why the writer has no memory for optional slots, if it answered so.
-        no_more: Why the writer has no memory for another slot beside them, if it answered so.
+        single: The reason why this rank has one buffer; None: it has two.
+        declined: The writer's reason for giving no optional slots, if it gave none.
+        no_more: The writer's reason for giving no further slot, if it gave none.
     """
 
     def __init__(self, channel: Channel[ToWriter, ToWorker]) -> None:
@@ -247,14 +247,14 @@ class StagingClient:
         self.send(Reserve(self._reserved, is_held=True, is_optional=True, is_more=True))
 
     def give_back(self, slot: Slot) -> None:
-        """Do without *slot* of the memory tier, which this rank has locked, and which has no label."""
+        """Give back *slot* of the memory tier, which this rank has locked, and which has no label."""
         self.dropping(slot)
         self.slots.remove(slot)
         self.send(GiveBack(slot.number))
         os.close(slot.descriptor)
 
     def give_up_slots(self) -> None:
-        """Forget the slots of the memory tier; the next `reserve` has the writer take them back."""
+        """Forget the slots of the memory tier; the writer takes them back at the next `reserve`."""
         self._drop_slots()
         self._reserved = 0
 
@@ -297,7 +297,7 @@ class StagingClient:
             name: The snapshot's folder name, the same on every rank, never used before.
             tensors: Place of each tensor of this rank's shard; may be empty.
             record: Rank 0's; None on other ranks.
-            refusal: Why the buffer does not hold the shard, if so: the snapshot fails, on every rank.
+            refusal: The reason why the buffer lacks the shard, so that the snapshot fails on every rank; None: it has the shard.
         """
         slot, self._filling = self._filling, None
         assert slot is not None or not nbytes, "stage() without buffer()"
@@ -312,7 +312,7 @@ class StagingClient:
     def request_persist(self, step: int, trigger: str) -> None:
         """Ask for a snapshot on the store of the memory tier's state at *step*, or later if the writer is busy.
 
-        It stands for earlier requests that are not begun. Every rank asks.
+        It replaces earlier requests that are not begun. Every rank asks.
         """
         if step > self._begun:
             self._requested = step

@@ -19,7 +19,7 @@ from elasticflow.system.records import printable
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-# Format 2 is format 1 with tensors in pieces, and is written only where there are some: older versions read the rest.
+# Format 2 is format 1 with tensors in pieces, and is written only if there are any: older versions read all others.
 FORMAT, WITH_PIECES = 1, 2
 FILE_NAME = "MANIFEST.json"
 STATE_FILE = "state.json"
@@ -44,7 +44,7 @@ class RemovedSnapshotError(DamagedSnapshotError):
 
 
 class OtherVersionError(SnapshotError):
-    """A manifest is as another version of elasticflow writes it, which this version does not know; it is not damaged."""
+    """A manifest has a format of another version of elasticflow, which this version does not know; it is not damaged."""
 
     def __init__(self, difference: str) -> None:
         super().__init__(
@@ -136,7 +136,7 @@ class Manifest(ManifestFacts):
 
     @property
     def measured_by(self) -> tuple[str | None, str | None, str | None]:
-        """Identity of *metric*, its source, and the identity of the data it was measured on; each None if not recorded."""
+        """Identity of *metric*, its source, and the identity of its data; each None if not recorded."""
         name, _, source = (self.ranked_by or "").partition(_SOURCE)
         return name or None, source.rstrip(")") or None, self.fingerprints.get("evaluation")
 

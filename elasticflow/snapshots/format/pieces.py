@@ -64,7 +64,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Piece:
-    """A stored tensor is some rows of a larger one. The fields are named as in torch's `CheckpointableTensor`.
+    """The place of a stored tensor that is some rows of a larger one. Fields are named as in torch's `CheckpointableTensor`.
 
     Attributes:
         global_offsets: Place of the first element in the whole tensor: zeros but for the first dimension.
@@ -102,7 +102,7 @@ class TensorPlace:
     The file is one of the snapshot's own, or a key of `Manifest.borrowed`; see `Manifest.location`.
 
     Attributes:
-        piece: The larger tensor of which it is some rows, if so.
+        piece: Place in a larger tensor; None: the tensor is whole.
     """
 
     file: str
@@ -113,7 +113,7 @@ class TensorPlace:
     piece: Piece | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON, those of a piece beside the others."""
+        """Return the fields as JSON, with those of a piece among them."""
         content = asdict(self)
         piece = content.pop("piece")
         return content if piece is None else {**content, **piece}
@@ -188,7 +188,7 @@ class PiecesError(SnapshotError):
 
 
 def whole_tensors(places: Mapping[str, TensorPlace]) -> dict[str, WholeTensor]:
-    """Return all tensors by the keys that state.json uses; *places* has each tensor or piece by its own key.
+    """Return all tensors by the keys that state.json uses, from the *places* of tensors and pieces by their own keys.
 
     Raises:
         PiecesError: pieces of a tensor overlap, leave a gap, or differ in dtype or shape; the text names tensor and rows.

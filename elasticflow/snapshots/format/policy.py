@@ -46,7 +46,7 @@ class HasPosition(Protocol):
 class Due:
     """Several intervals, by any of which something is due.
 
-    A counted interval is due when a multiple of it was reached or passed since the last time. So the answer depends on
+    A counted interval is due when a multiple of it was reached or passed since the last time: the answer depends on
     positions alone, and is the same on every rank and after a resume. Time is an argument: one rank measures it.
 
     Attributes:
@@ -92,8 +92,8 @@ class Due:
 class BoundedShare:
     """Decides when a repeated action is due again, so that it takes at most a `SHARE` of the time.
 
-    Time is an argument. A clock that was set back begins the pause anew. The cost is the median of the last three, so that one that
-    was measured far too long (the process was suspended meanwhile) does not count. Waits for other ranks vary more, since the action
+    Time is an argument. A clock that was set back begins the pause anew. The cost is the median of the last three, so that a single
+    measurement that is far too long (the process was suspended) does not count. Waits for other ranks vary more, since the action
     takes over waits of the next step: the median of the last `_WAITS` counts.
 
     Args:
@@ -109,13 +109,13 @@ class BoundedShare:
         self._is_measured = False
 
     def is_due(self, now: float) -> bool:
-        """Return whether it may be done at *now*."""
+        """Return whether the action may be done at *now*."""
         self._since = min(self._since, now)
         cost = statistics.median_low(self._taken) + statistics.median(self._waited)
         return (now - self._since) * self.SHARE >= cost
 
     def begin(self, now: float) -> None:
-        """Note that it is done at *now*; `spent` tells how long it takes."""
+        """Note that the action begins at *now*; `spent` adds its duration."""
         if not self._is_measured:
             self._taken.clear()
             self._waited.clear()

@@ -45,7 +45,7 @@ class Catalog:
 
     @classmethod
     def of_run(cls, settings: SnapshotSettings, folder: RunFolder, run_id: str) -> Catalog:
-        """Return the place of run *run_id* under the URI of *settings*; relative paths start at the working directory."""
+        """Return the catalog of run *run_id* under the URI of *settings*; relative paths start at the working directory."""
         if settings.uri is None:
             return cls(Storage(str(folder.path)))
         return cls(Storage(settings.uri, settings.options), f"{run_id}/")
@@ -55,7 +55,7 @@ class Catalog:
         return f"{self.prefix}snapshots/{name}" if name else f"{self.prefix}snapshots"
 
     def check_writable(self) -> None:
-        """Make sure that files can be made, on a local disk in each folder of an earlier launch, too: it may be another user's.
+        """Make sure that files can be made; on a local disk also in each folder of an earlier launch, which may be another user's.
 
         Raises:
             StorageError: as for `Storage.check_writable`.
@@ -130,7 +130,7 @@ class Catalog:
     def can_reuse(self, location: str, entry: FileEntry) -> bool:
         """Return whether a snapshot may refer to the file at *location*, as `Manifest.location` gives it.
 
-        Its snapshot must be committed and not set aside, and the file of the size that was written.
+        Its snapshot must be committed and not set aside, and the file must have the size that was written.
         """
         owner = location.partition("/")[0]
         if not self.is_committed(owner):
@@ -147,7 +147,7 @@ class Catalog:
         self.storage.create(self._verdict(name), json.dumps(verdict).encode())
 
     def lift(self, name: str) -> None:
-        """Take the verdict on snapshot *name* back: it can be restored again; no error if there is none."""
+        """Have snapshot *name* restorable again; no error if it is not set aside."""
         self.storage.remove(self._verdict(name))
 
     def quarantined(self) -> dict[str, str]:
@@ -191,10 +191,10 @@ class Catalog:
         self.storage.remove_tree(self.folder(name))
 
     def do_all(self, removals: Iterable[Callable[[], None]]) -> None:
-        """Remove what *removals* remove, the others also where one of them cannot.
+        """Call all *removals*, also after one of them failed.
 
         Raises:
-            OSError: the first that was raised, once all are called; at once if the store does not answer.
+            OSError: the first error, once all were called; at once if the store does not answer.
         """
         first: OSError | None = None
         for remove in removals:
@@ -208,7 +208,7 @@ class Catalog:
             raise first
 
     def claim_generation(self, info: Mapping[str, Any]) -> int:
-        """Make the next generation exist and return its number; two launches never get the same one.
+        """Claim the next generation and return its number; two launches never get the same.
 
         Claims that were lost are made again: a writer learns from the claim after its own that it is fenced off.
         """
@@ -225,8 +225,8 @@ class Catalog:
     def claim_after(self, number: int, info: Mapping[str, Any]) -> bool:
         """Claim the generation after *number*; False if another launch has claimed it: that launch has the run now.
 
-        The answer of the store may have been lost and the question asked again: a claim that says the same as *info*,
-        apart from the reason and from what failed since, is our own.
+        If the store's answer was lost and the request sent again, the claim found is our own if it equals *info* apart from
+        the reason and later failures.
         """
         data = json.dumps({**info, "created": time.time()}).encode()
         if self.storage.create(self._generation(number + 1), data):
@@ -239,7 +239,7 @@ class Catalog:
     def newest_generation(self) -> int:
         """Return the highest generation that exists; 0 if there is none.
 
-        A snapshot shows that its generation existed, though the claim of that is lost.
+        A snapshot shows that its generation existed, even if the claim is lost.
         """
         taken = (_age(name)[0] for name in self._names())
         return max((*self._claims(), *taken), default=0)
@@ -270,12 +270,12 @@ class Catalog:
         self.storage.write(f"{self.prefix}{_JOB}", [json.dumps(record, indent=1).encode()])
 
     def read_job_record(self) -> dict[str, Any] | None:
-        """Return JOB.json's content, or None if there is none that can be used."""
+        """Return JOB.json's content; None if it is absent or damaged."""
         record = self.inspect_job_record()
         return record if isinstance(record, dict) and record else None
 
     def inspect_job_record(self) -> dict[str, Any] | Damage | None:
-        """Return JOB.json's content, what is wrong with it, or None if there is none."""
+        """Return JOB.json's content, its damage, or None if there is none."""
         return self._record(_JOB)
 
     def write_stop(self, record: Mapping[str, Any]) -> None:
@@ -315,7 +315,7 @@ class Catalog:
     def read_manifests(
         self, names: Iterable[str]
     ) -> Iterator[tuple[str, Manifest | OtherVersionError | str | None]]:
-        """Yield each name with its manifest, with the error of another version's manifest, with the damage, or with None: no manifest.
+        """Yield each name with its manifest, the error of another version's manifest, the damage, or None: no manifest.
 
         A manifest that cannot be read while another one can is damage of that snapshot. Only where none can be read is
         it an outage, which says nothing about any of them.
@@ -354,7 +354,7 @@ class Catalog:
         return record if isinstance(record, dict) else {}
 
     def _record(self, path: str) -> dict[str, Any] | Damage | None:
-        """Return a record beside the snapshots, what is wrong with it, or None if there is none.
+        """Return a record beside the snapshots, its damage, or None if there is none.
 
         Raises:
             OSError: the store does not answer.

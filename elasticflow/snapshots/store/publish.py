@@ -117,7 +117,7 @@ class Publisher:
                 yield folder
 
     def clear(self, folder: str) -> None:
-        """Remove *folder*, which a dead writer left among the snapshots; one that is only late cannot commit it then."""
+        """Remove *folder*, which a dead writer left among the snapshots; a writer that is only late can then not commit it."""
         place = self._catalog.folder()
         if self._storage.is_local and folder.startswith(UNFINISHED):
             swept = folder.replace(UNFINISHED, SWEPT)
@@ -149,7 +149,7 @@ class Publisher:
     ) -> list[WrittenFile]:
         """Return the shards of *ranks*, which other nodes write.
 
-        Each look lists the folder, and reads what is new there: the store is not asked for each rank again and again.
+        Each look lists the folder and reads only new files, so that the store is not asked for each rank again.
 
         Raises:
             CommitRefusedError: a node failed, *limit_s* passed, or *alive* became false.
@@ -187,7 +187,7 @@ class Publisher:
     ) -> None:
         """Wait until the node of rank 0 has committed snapshot *name*, of which *rank* of this node wrote a shard.
 
-        Where many *nodes* wait for that, each looks less often: together they ask no more of the store.
+        The more *nodes* wait, the less often each looks: the store gets no more requests from all of them.
 
         Raises:
             CommitAbandonedError: that node gave the snapshot up.
@@ -213,7 +213,7 @@ class Publisher:
             pause = min(2 * pause, longest_s)
 
     def withdraw(self, name: str, files: Collection[str], ranks: Collection[int]) -> None:
-        """Remove *files*, the shards of *ranks*, and what was announced of them, from a snapshot that was given up."""
+        """Remove *files*, the shards of *ranks*, and their announcements from a snapshot that was given up."""
         self.discard(name, [*files, *(_record("", rank).removeprefix("/") for rank in ranks)])
 
     def remove_records(self, name: str, ranks: Sequence[int]) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.writer.connected_rank import ConnectedRank
 
 _PROGRESS_EVERY_S = 0.5
-# The generation of what is read before a rank asks for it.
+# Stands for the generation of a snapshot that is read before a rank asks for it.
 _AHEAD = 0
 _AHEAD_LIMIT_S = 300.0
 
@@ -45,7 +45,7 @@ class _Loading:
     outcome: LoadedSnapshot | LoadFailed | None = None
 
     def serves(self, parts: frozenset[Part] | None) -> bool:
-        """Return whether it reads these rows at least."""
+        """Return whether it reads at least these rows."""
         own = self.reader.parts
         return own is None or (parts is not None and parts <= own)
 
@@ -69,7 +69,7 @@ class LoadService:
         self._hellos: dict[int, Hello] = {}
 
     def greet(self, rank: ConnectedRank) -> None:
-        """Take in a rank, before any rank of its generation asks."""
+        """Note a new rank, before any rank of its generation asks."""
         with self._lock:
             self._hellos = {
                 number: hello for number, hello in self._hellos.items() if hello.generation == rank.generation
@@ -147,7 +147,7 @@ class LoadService:
             loading.outcome.files.close()
 
     def leave(self, rank: ConnectedRank) -> None:
-        """Take in that *rank* has read all it needs, or is gone."""
+        """Note that *rank* has read all that it needs, or is gone."""
         with self._lock:
             for loading in tuple(self._loadings):
                 if rank not in loading.ranks or isinstance(loading.outcome, LoadFailed):

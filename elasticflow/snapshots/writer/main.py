@@ -243,7 +243,7 @@ class Writer:
         return not is_unread and (not worker.is_busy or worker not in self._workers)
 
     def _reserve(self, worker: ConnectedRank, message: Reserve) -> None:
-        """Give *worker* shared memory, or tell it that the limit or the machine does not allow that."""
+        """Give *worker* shared memory, or report that the limit or the machine does not allow it."""
         fault_injection.reach("writer.reserve")
         self._load_service.drop_ahead()
         try:

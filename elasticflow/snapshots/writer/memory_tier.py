@@ -140,11 +140,11 @@ class MemoryTierSlots:
         self._rank_slots: dict[int, RankSlots] = {}
         # Age of the state that is wanted on the store, this one or a newer one, and the trigger.
         self._request: tuple[tuple[int, int], str] | None = None
-        # Memory that was free when the first rank asked for optional slots: of a generation, or while a set is being written.
+        # Free memory when the first rank of a generation, or the first while a set is being written, asked for optional slots.
         self._spare: tuple[tuple[int, int], int] | None = None
         # Age of the set that was last taken for writing.
         self._written = (0, 0)
-        # The state that this generation or an older one holds is not to be used.
+        # States that this generation or an older one holds must not be used.
         self._invalid = 0
 
     @property
@@ -318,7 +318,7 @@ class MemoryTierSlots:
     def request(self, age: tuple[int, int], trigger: str, *, is_again: bool = False) -> None:
         """Remember that a snapshot of this generation and step or a later one is wanted on the store, instead of older requests.
 
-        Every rank makes the same request; it is ignored if an equal request has been fulfilled already, unless *is_again*.
+        Every rank makes the same request; it is ignored if an equal request was fulfilled already, unless *is_again*.
         """
         with self._lock:
             if is_again:
@@ -327,7 +327,7 @@ class MemoryTierSlots:
                 self._request = age, trigger
 
     def drop_request(self) -> None:
-        """Forget what was wanted on the store."""
+        """Forget the request."""
         with self._lock:
             self._request = None
 
@@ -354,7 +354,7 @@ class MemoryTierSlots:
             return None
 
     def _give_back(self, rank_slots: RankSlots) -> None:
-        # Once only: a worker that got no larger slots leaves afterwards, and has these still.
+        # Once only: a worker that got no larger slots leaves later, and still has these.
         slots, rank_slots.slots = rank_slots.slots, []
         for slot in slots:
             self._pool.disown(slot)

@@ -429,7 +429,7 @@ def test_entry_points_can_be_read_at_one_sitting(case: str) -> None:
     """Even with everything switched on, train.py stays short, and so does what a reader begins with: `main`."""
     text = (HERE / case / "train.py").read_text()
     main = text.partition("def main()")[2].splitlines()
-    assert (True, True) == (len(text.splitlines()) <= 170, len(main) <= 60)
+    assert (True, True) == (len(text.splitlines()) <= 175, len(main) <= 60)
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,7 @@ class Loop:
         import torch.distributed as dist
         from torch.nn.functional import cross_entropy
 
+        from elasticflow.protocol.snapshot_settings import SnapshotSettings
         from elasticflow.runtime import worker
         from elasticflow.runtime.data import index_loader, index_schedule
         from elasticflow.runtime.snapshot import snapshots as snapshot
@@ -86,10 +87,10 @@ class Loop:
         from examples.mnist import Net, digits
 
         policies = {
-            "without": snapshot.Policy(
+            "without": SnapshotSettings(
                 uri=None, every=EVERY if memory != "auto" else ("1000000 steps",), memory=None
             ),
-            "with": snapshot.Policy(
+            "with": SnapshotSettings(
                 uri=None, every=EVERY if memory != "auto" else ("1000000 steps",), memory=memory
             ),
         }

@@ -19,9 +19,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import psutil  # the path comes first
 
+from elasticflow.protocol.snapshot_settings import Keep, SnapshotSettings
 from elasticflow.runtime import worker
 from elasticflow.runtime.data import index_schedule
-from elasticflow.runtime.snapshot import snapshots
 from tests.measured.benchmarks import snapshot_ways as ways
 from tests.measured.benchmarks import snapshot_ways_torch as theirs
 from tests.measured.benchmarks.snapshot_state import build
@@ -38,7 +38,7 @@ class Group:
     """This process as a rank of a group that has something to save."""
 
     def __init__(self, folder: Path, parameters: int) -> None:
-        self.policy = snapshots.Policy(uri=None, every=("1 step",), keep=snapshots.Keep(last=1))
+        self.policy = SnapshotSettings(uri=None, every=("1 step",), keep=Keep(last=1))
         self.me = worker.join("snapshot", "0" * 16, folder, self.policy, seed=1, threads=1)
         self.trained = build(parameters)
         self.folder = folder

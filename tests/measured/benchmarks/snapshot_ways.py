@@ -22,6 +22,7 @@ from elasticflow.snapshots.store.catalog import Catalog
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from elasticflow.protocol.snapshot_settings import SnapshotSettings
     from elasticflow.runtime.process.context import Worker
     from elasticflow.snapshots.format.manifest import Manifest
     from tests.measured.benchmarks.snapshot_state import Trained
@@ -80,7 +81,7 @@ class Ours(Way):
 
     name = "elasticflow"
 
-    def __init__(self, me: Worker, trained: Trained, policy: snapshots.Policy) -> None:
+    def __init__(self, me: Worker, trained: Trained, policy: SnapshotSettings) -> None:
         schedule = index_schedule.IndexSchedule(1 << 20, 64, steps=1 << 30, tail="spill", seed=1)
         state = State(model=trained.model, optimizer=trained.optimizer)
         self._me, self._trained, self._step = me, trained, 0

@@ -127,11 +127,11 @@ class Loop:
 
 def work(folder: Path, blocks: int, sizes: dict[str, int]) -> None:
     """Measure as one worker; rank 0 leaves result.json."""
+    from elasticflow.protocol.snapshot_settings import SnapshotSettings
     from elasticflow.runtime import worker
-    from elasticflow.runtime.snapshot import snapshots
 
     me = worker.join(
-        "trajectory", "0" * 16, folder, snapshots.Policy(uri=None, every=("1 h",)), seed=1, threads=1
+        "trajectory", "0" * 16, folder, SnapshotSettings(uri=None, every=("1 h",)), seed=1, threads=1
     )
     found: dict[str, dict[str, float]] = {}
     for name, width in sizes.items():

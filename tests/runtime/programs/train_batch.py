@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
+from elasticflow.protocol.snapshot_settings import SnapshotSettings
 from elasticflow.runtime import worker
 from elasticflow.runtime.data import index_loader, index_schedule
-from elasticflow.runtime.snapshot import snapshots
 from elasticflow.runtime.training import evaluation
 from elasticflow.runtime.training.ddp import DDPStep
 from tests.runtime.positions import end_of
@@ -188,7 +188,7 @@ OPTIONS: list[dict[str, Any]] = [
 def main() -> None:
     """Try everything; every rank."""
     me = worker.join(
-        "batch", "digest", HERE, snapshots.Policy(uri=None, every=("1000 steps",)), seed=7, threads=1
+        "batch", "digest", HERE, SnapshotSettings(uri=None, every=("1000 steps",)), seed=7, threads=1
     )
     found: dict[str, Any] = {}
     for options in OPTIONS:

@@ -20,9 +20,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
+from elasticflow.protocol.snapshot_settings import SnapshotSettings
 from elasticflow.runtime import worker
 from elasticflow.runtime.data import index_loader, index_schedule
-from elasticflow.runtime.snapshot import snapshots
 from elasticflow.runtime.training import fixed_order_sum
 from elasticflow.runtime.training.ddp import DDPStep
 from elasticflow.runtime.training.exact import ExactStep
@@ -163,7 +163,7 @@ def train(me: Any, name: str) -> str:
 
 def main() -> None:
     """Train; every rank."""
-    policy = snapshots.Policy(uri=None, every=("1000 steps",))
+    policy = SnapshotSettings(uri=None, every=("1000 steps",))
     me = worker.join("exact", "digest", HERE, policy, seed=7, threads=1)
     names = ("mlp", "cnn", "transformer", *(() if args.plain else ("mixed", "scaled")))
     found = {name: train(me, name) for name in names}

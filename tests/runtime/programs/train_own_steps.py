@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
 from elasticflow import StopTraining
+from elasticflow.protocol.snapshot_settings import SnapshotSettings
 from elasticflow.runtime import worker
 from elasticflow.runtime.data import index_loader, index_schedule
-from elasticflow.runtime.snapshot import snapshots
 from elasticflow.runtime.training.manual_step import ManualStep
 
 HERE = Path(__file__).resolve().parent
@@ -37,7 +37,7 @@ class Pair(nn.Module):
 
 def main() -> None:
     """Train an epoch."""
-    policy = snapshots.Policy(uri=None, every=("1000 steps",))
+    policy = SnapshotSettings(uri=None, every=("1000 steps",))
     me = worker.join("own", "0" * 16, HERE, policy, seed=7, threads=1)
     generator = torch.Generator().manual_seed(3)
     samples = [torch.randn(3, generator=generator) for _ in range(SAMPLES)]

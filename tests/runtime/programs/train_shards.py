@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD, AdamW
 
+from elasticflow.protocol.snapshot_settings import Keep, SnapshotSettings
 from elasticflow.runtime import worker
 from elasticflow.runtime.data import shard_loader, shard_schedule
 from elasticflow.runtime.snapshot import snapshots as snapshot
@@ -98,7 +99,7 @@ def training_step(model: nn.Module, batch: Any) -> Any:
 
 def main() -> None:
     """Train; every rank."""
-    policy = snapshot.Policy(uri=None, every=(args.every,), keep=snapshot.Keep(last=3))
+    policy = SnapshotSettings(uri=None, every=(args.every,), keep=Keep(last=3))
     me = worker.join("shards", "digest", HERE, policy, seed=7, threads=1)
     dataset = shard_loader.open_shards(me, build_dataset, "train", len(LENGTHS))
     schedule = shard_schedule.ShardSchedule(

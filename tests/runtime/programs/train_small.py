@@ -19,6 +19,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
 from elasticflow import StopTraining
+from elasticflow.protocol.snapshot_settings import Keep, SnapshotSettings
 from elasticflow.runtime import worker
 from elasticflow.runtime.data import index_loader, index_schedule
 from elasticflow.runtime.snapshot import snapshots as snapshot
@@ -252,7 +253,7 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 def main() -> None:
     """Train; every rank."""
     global step_now  # noqa: PLW0603
-    policy = snapshot.Policy(uri=None, every=(args.every,), keep=snapshot.Keep(last=3), memory=args.memory)
+    policy = SnapshotSettings(uri=None, every=(args.every,), keep=Keep(last=3), memory=args.memory)
     me = worker.join("small", "digest", HERE, policy, seed=7, threads=1)
     # What is imported from here on draws by seed and name.
     assert type(sys.meta_path[0]).__module__ == "elasticflow.runtime.process.seeded_imports"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import elasticflow
+from elasticflow.protocol.snapshot_settings import Keep, SnapshotSettings
 from elasticflow.runtime.data import samplers  # = import.samplers
 from elasticflow.runtime.data.dataset import OpenedDataset  # = import.opened
 from elasticflow.runtime.data.index_loader import open_dataset, prepare_data  # = import.index
@@ -32,7 +33,7 @@ from elasticflow.runtime.process import float32, random_streams  # = import.proc
 from elasticflow.runtime.process.context import Worker  # = import.worker
 from elasticflow.runtime.training.deferred_build import DeferredBuild  # = import.build
 from elasticflow.runtime.training.shard_model import shard_model  # = import.sharding
-from elasticflow.runtime.snapshot.snapshots import Keep, Policy, load_weights  # = import.snapshots
+from elasticflow.runtime.state.loading import load_weights  # = import.weights
 from elasticflow.runtime.training.channels_last import to_channels_last  # = import.channels
 from elasticflow.runtime.training.evaluation import Evaluation, Evaluations  # = import.evaluation
 from elasticflow.runtime.training.gradient_checkpointing import checkpoint_activations  # = import.ac
@@ -67,7 +68,7 @@ CLIP_GRAD_NORM = 1.0  # = clip
 EMA = 0.999  # = ema  # decay of the averaged weights at each step
 SHARDING = elasticflow.Sharding(shard=2)  # = sharding
 GRADIENTS = elasticflow.Gradients(precision=PRECISION, on_nonfinite="stop")  # = gradients
-SNAPSHOTS = Policy(uri=None, every=("10 min", "1 epoch"), keep=Keep(last=3))  # = snapshots
+SNAPSHOTS = SnapshotSettings(uri=None, every=("10 min", "1 epoch"), keep=Keep(last=3))  # = snapshots
 
 
 """The functions that make the objects of the training."""  # = functions

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import elasticflow
+from elasticflow.protocol.snapshot_settings import Keep, SnapshotSettings
 from elasticflow.runtime.data.index_loader import open_dataset, prepare_data
 from elasticflow.runtime.loop.batch import Batch
 from elasticflow.runtime.loop.join import join_job
 from elasticflow.runtime.loop.run import Run
 from elasticflow.runtime.process import random_streams
-from elasticflow.runtime.snapshot.snapshots import Keep, Policy, load_weights
+from elasticflow.runtime.state.loading import load_weights
 from elasticflow.runtime.training.evaluation import Evaluation
 from elasticflow.runtime.worker import program
 from torch import nn
@@ -39,7 +40,9 @@ WEIGHTS = str(ROOT / "weights/base.safetensors")  # initial weights of the model
 PRECISION = "fp32"
 EMA = 0.999  # decay of the averaged weights at each step
 GRADIENTS = elasticflow.Gradients(precision=PRECISION, on_nonfinite="skip")
-SNAPSHOTS = Policy(uri=str(ROOT / "shared/snapshots"), every=("10 min", "1 epoch"), keep=Keep(last=3))
+SNAPSHOTS = SnapshotSettings(
+    uri=str(ROOT / "shared/snapshots"), every=("10 min", "1 epoch"), keep=Keep(last=3)
+)
 
 
 def prepare() -> None:

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import elasticflow
+from elasticflow.protocol.snapshot_settings import Keep, SnapshotSettings
 from elasticflow.runtime.data.index_loader import open_dataset
 from elasticflow.runtime.loop.batch import Batch
 from elasticflow.runtime.loop.join import join_job
 from elasticflow.runtime.loop.run import Run
 from elasticflow.runtime.process import random_streams
-from elasticflow.runtime.snapshot.snapshots import Keep, Policy
 from elasticflow.runtime.training.evaluation import Evaluation
 from elasticflow.runtime.worker import program
 from torch import Tensor, nn
@@ -39,7 +39,7 @@ NUM_WORKERS = 1  # loader processes of each worker
 PRECISION = "fp32"
 CLIP_GRAD_NORM = 1.0
 GRADIENTS = elasticflow.Gradients(precision=PRECISION, on_nonfinite="stop")
-SNAPSHOTS = Policy(
+SNAPSHOTS = SnapshotSettings(
     uri=None,
     every=("20 steps", "1 epoch"),
     memory="1 step",

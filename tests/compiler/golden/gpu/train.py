@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import elasticflow
+from elasticflow.protocol.snapshot_settings import Keep, SnapshotSettings
 from elasticflow.runtime.data.index_loader import open_dataset
 from elasticflow.runtime.loop.batch import Batch
 from elasticflow.runtime.loop.join import join_job
 from elasticflow.runtime.loop.run import Run
 from elasticflow.runtime.process import random_streams
-from elasticflow.runtime.snapshot.snapshots import Keep, Policy
 from elasticflow.runtime.worker import program
 from torch import Tensor, nn
 from torch.amp import GradScaler
@@ -41,7 +41,7 @@ GRADIENTS = elasticflow.Gradients(
     on_nonfinite="stop",
     ddp={"sync_batchnorm": True, "bucket_cap_mb": 50, "gradient_as_bucket_view": True},
 )
-SNAPSHOTS = Policy(
+SNAPSHOTS = SnapshotSettings(
     uri="s3://bucket/gpu",
     every=("10 min",),
     keep=Keep(last=3),

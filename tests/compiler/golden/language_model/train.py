@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import elasticflow
+from elasticflow.protocol.snapshot_settings import Keep, SnapshotSettings
 from elasticflow.runtime.data.index_loader import open_dataset
 from elasticflow.runtime.loop.batch import Batch
 from elasticflow.runtime.loop.join import join_job
 from elasticflow.runtime.loop.run import Run
 from elasticflow.runtime.process import random_streams
-from elasticflow.runtime.snapshot.snapshots import Keep, Policy
 from elasticflow.runtime.training.loss import with_count
 from elasticflow.runtime.training.unwrap import unwrap_model
 from elasticflow.runtime.worker import program
@@ -37,7 +37,7 @@ TAIL = "spill"  # samples at an epoch's end that fill no batch
 NUM_WORKERS = 0  # loader processes of each worker
 PRECISION = "fp32"
 GRADIENTS = elasticflow.Gradients(precision=PRECISION, on_nonfinite="stop")
-SNAPSHOTS = Policy(uri=None, every=("10 min", "1 epoch"), keep=Keep(last=3))
+SNAPSHOTS = SnapshotSettings(uri=None, every=("10 min", "1 epoch"), keep=Keep(last=3))
 
 
 def build_dataset() -> Any:

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import elasticflow
+from elasticflow.protocol.snapshot_settings import Keep, SnapshotSettings
 from elasticflow.runtime.data.index_loader import open_dataset
 from elasticflow.runtime.loop.batch import Batch
 from elasticflow.runtime.loop.join import join_job
 from elasticflow.runtime.loop.run import Run
 from elasticflow.runtime.process import random_streams
-from elasticflow.runtime.snapshot.snapshots import Keep, Policy
 from elasticflow.runtime.training.evaluation import Evaluation
 from elasticflow.runtime.training.several_optimizers import Schedules
 from elasticflow.runtime.worker import program
@@ -38,7 +38,7 @@ NUM_WORKERS = 0  # loader processes of each worker
 CLIP_GRAD_NORM = 1.0
 EMA = 0.99  # decay of the averaged weights at each step
 GRADIENTS = elasticflow.Gradients(moves_optimizers=True, clip_grad_norm=CLIP_GRAD_NORM)
-SNAPSHOTS = Policy(uri=None, every=("10 min", "1 epoch"), keep=Keep(last=3))
+SNAPSHOTS = SnapshotSettings(uri=None, every=("10 min", "1 epoch"), keep=Keep(last=3))
 
 
 def build_dataset() -> Any:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import elasticflow
+from elasticflow.protocol.snapshot_settings import Keep, SnapshotSettings
 from elasticflow.runtime.data.dataset import OpenedDataset
 from elasticflow.runtime.data.index_loader import open_dataset
 from elasticflow.runtime.loop.batch import Batch
@@ -22,7 +23,6 @@ from elasticflow.runtime.loop.run import Run
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.training.deferred_build import DeferredBuild
 from elasticflow.runtime.training.shard_model import shard_model
-from elasticflow.runtime.snapshot.snapshots import Keep, Policy
 from elasticflow.runtime.worker import program
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -43,7 +43,7 @@ CLIP_GRAD_NORM = 1.0
 EMA = 0.999  # decay of the averaged weights at each step
 SHARDING = elasticflow.Sharding(shard=4, wrap=("examples.gpt.gpt:Block",), reshard_after_forward=False)
 GRADIENTS = elasticflow.Gradients(precision=PRECISION, on_nonfinite="stop", virtual_shards=8)
-SNAPSHOTS = Policy(uri="s3://bucket/gpt", every=("10 min", "1 epoch"), keep=Keep(last=3))
+SNAPSHOTS = SnapshotSettings(uri="s3://bucket/gpt", every=("10 min", "1 epoch"), keep=Keep(last=3))
 
 
 def build_dataset() -> Any:

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import elasticflow
+from elasticflow.protocol.snapshot_settings import Keep, SnapshotSettings
 from elasticflow.runtime.data.dataset import OpenedDataset
 from elasticflow.runtime.data.index_loader import open_dataset
 from elasticflow.runtime.loop.batch import Batch
 from elasticflow.runtime.loop.join import join_job
 from elasticflow.runtime.loop.run import Run
 from elasticflow.runtime.process import random_streams
-from elasticflow.runtime.snapshot.snapshots import Keep, Policy
 from elasticflow.runtime.training.param_groups import Group, log_groups, parameter_groups
 from elasticflow.runtime.training.unwrap import unwrap_model
 from elasticflow.runtime.worker import program
@@ -40,7 +40,7 @@ NUM_WORKERS = 0  # loader processes of each worker
 PRECISION = "fp32"
 CLIP_GRAD_NORM = 1.0
 GRADIENTS = elasticflow.Gradients(precision=PRECISION, on_nonfinite="stop")
-SNAPSHOTS = Policy(uri=None, every=("10 min", "1 epoch"), keep=Keep(last=3))
+SNAPSHOTS = SnapshotSettings(uri=None, every=("10 min", "1 epoch"), keep=Keep(last=3))
 
 
 def build_dataset() -> Any:
