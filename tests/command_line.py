@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 WRITER = "elasticflow.snapshots.writer.main"
-_STARTED = frozenset({"elasticflow", WRITER, "elasticflow.deep.child.main"})  # by tests
+_CHECK = "elasticflow.runtime.process.device_check"
+_STARTED = frozenset({"elasticflow", WRITER, _CHECK, "elasticflow.deep.child.main"})  # by tests
 _OPTIONS = frozenset({"-P", "-X", "faulthandler"})
 _AGENT, _SERVER = "elasticflow.launcher.agent.main", "elasticflow.launcher.fork_server.server"
 _LAUNCH = "elasticflow.trials.launch_process"

@@ -2,104 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import mse_loss
+from torch import nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
 from elasticflow import lightning
 from elasticflow.errors import StateError
 
-pl = pytest.importorskip("lightning.pytorch")
+if TYPE_CHECKING:
+    from tests.lightning_modules import Lit
+
+pytestmark = pytest.mark.skipif(find_spec("lightning") is None, reason="lightning is not installed")
+
 BATCH = (torch.ones(4, 2), torch.ones(4, 1))
 
 
-class Lit(pl.LightningModule):  # type: ignore[misc, name-defined]  # a class of a library that may be absent
-    """A module as tutorials write it."""
+def made(name: str) -> Any:
+    """Return a module of the class; only here is the library imported, which takes seconds in each collection of tests."""
+    from tests import lightning_modules
 
-    form = "dict"
-
-    def __init__(self, width: int = 2) -> None:
-        super().__init__()
-        self.save_hyperparameters()
-        self.layer = nn.Linear(width, 1)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return the outputs."""
-        outputs: Tensor = self.layer(inputs)
-        return outputs
-
-    def _shared(self, batch: Any, batch_idx: int, of: str) -> Tensor:
-        inputs, targets = batch
-        loss = mse_loss(self(inputs), targets)
-        self.log(f"{of}_loss", loss, prog_bar=True)
-        return loss
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Return the loss."""
-        loss = self._shared(batch, batch_idx, "train")
-        self.log_dict({"double": 2 * loss})
-        return loss
-
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Log the loss."""
-        self._shared(batch, batch_idx, "val")
-
-    def configure_optimizers(self) -> Any:
-        """Return an optimizer, or more."""
-        optimizer = SGD(self.parameters(), lr=0.1)
-        schedule = StepLR(optimizer, 1)
-        of_metric = {"scheduler": ReduceLROnPlateau(optimizer), "monitor": "val_loss"}
-        return {
-            "alone": optimizer,
-            "one": [optimizer],
-            "lists": ([optimizer], [{"scheduler": schedule, "interval": "step"}]),
-            "dict": {"optimizer": optimizer, "lr_scheduler": schedule},
-            "metric": {"optimizer": optimizer, "lr_scheduler": of_metric},
-            "monitor beside": {
-                "optimizer": optimizer,
-                "lr_scheduler": ReduceLROnPlateau(optimizer),
-                "monitor": "val_loss",
-            },
-            "monitor for nothing": {
-                "optimizer": optimizer,
-                "lr_scheduler": {"scheduler": schedule, "monitor": "val_loss"},
-            },
-            "often": {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "frequency": 2}},
-            "two": [optimizer, SGD(self.parameters(), lr=0.2)],
-            "none": None,
-        }[self.form]
-
-
-class ByHand(Lit):
-    """Moves its optimizer itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-
-
-class Hooked(Lit):
-    """Has a hook of the Trainer's."""
-
-    def on_train_epoch_end(self) -> None:
-        """Do something."""
-
-
-class Late(Lit):
-    """Makes its layers in setup."""
-
-    def setup(self, stage: str) -> None:
-        """Do something."""
+    return getattr(lightning_modules, name)()
 
 
 def of_form(form: str) -> tuple[Lit, Optimizer]:
     """Return a module whose configure_optimizers has this form, and its optimizer."""
-    model = Lit()
+    model = made("Lit")
     model.form = form
     return model, lightning.optimizer(model)
 
@@ -143,22 +76,24 @@ def test_an_optimizer_without_a_schedule(form: str) -> None:
 def test_steps_report_what_they_log() -> None:
     """The loss and the logged values; the module has its own `log` and no Trainer afterwards."""
     model, _ = of_form("alone")
-    made = lightning.training_step(model, BATCH)
-    assert set(made) == {"loss", "train_loss", "double"}
-    made["loss"].backward()
+    step = lightning.training_step(model, BATCH)
+    assert set(step) == {"loss", "train_loss", "double"}
+    step["loss"].backward()
     assert model.layer.weight.grad is not None
     outputs, targets = lightning.validation_step(model, BATCH)
     assert targets is BATCH
-    assert torch.equal(lightning.logged(outputs["val_loss"], targets), made["loss"])
+    assert torch.equal(lightning.logged(outputs["val_loss"], targets), step["loss"])
     assert "log" not in vars(model)
     assert model._trainer is None
 
 
-def _refused(body: str) -> tuple[Any, str]:
+def _refused(body: str) -> Any:
+    from tests.lightning_modules import Lit
+
     space: dict[str, Any] = {"Lit": Lit, "torch": torch}
     lines = "\n        ".join(body.splitlines())
     exec(f"class Wrong(Lit):\n    def training_step(self, batch, batch_idx):\n        {lines}\n", space)
-    return space["Wrong"], body
+    return space["Wrong"]()
 
 
 @pytest.mark.parametrize(
@@ -185,8 +120,7 @@ def _refused(body: str) -> tuple[Any, str]:
 )
 def test_a_step_that_counts_on_the_trainer_is_refused(body: str, said: str) -> None:
     """Each is named; a value that a Trainer would have given is never made up."""
-    kind, _ = _refused(body)
-    model = kind()
+    model = _refused(body)
     model.form = "alone"
     lightning.optimizer(model)
     with pytest.raises(StateError) as raised:
@@ -199,9 +133,9 @@ def test_a_step_that_counts_on_the_trainer_is_refused(body: str, said: str) -> N
     ("make", "said"),
     [
         (lambda: nn.Linear(1, 1), "is no LightningModule"),
-        (ByHand, "automatic_optimization is False"),
-        (Hooked, "Hooked overrides on_train_epoch_end"),
-        (Late, "Late overrides setup"),
+        (partial(made, "ByHand"), "automatic_optimization is False"),
+        (partial(made, "Hooked"), "Hooked overrides on_train_epoch_end"),
+        (partial(made, "Late"), "Late overrides setup"),
     ],
 )
 def test_a_module_that_counts_on_the_trainer_is_refused(make: Any, said: str) -> None:

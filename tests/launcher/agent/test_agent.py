@@ -42,6 +42,7 @@ from elasticflow.protocol.messages import (
 from elasticflow.protocol.store_address import StoreAddress
 from elasticflow.run_folder import RunFolder
 from elasticflow.snapshots.client.writer_process import WriterStart
+from tests.command_line import forks
 from tests.launcher.conftest import Warm, is_alive, wait_until
 
 if TYPE_CHECKING:
@@ -441,6 +442,14 @@ def test_dump_that_torch_writes_unasked_finds_its_folder(
     recorder.end()
 
 
+@pytest.fixture
+def checks_fork() -> Iterator[None]:
+    """Have checks of devices be forks: a fresh interpreter would import torch."""
+    with forks():
+        yield
+
+
+@pytest.mark.usefixtures("checks_fork")
 def test_devices_are_checked_between_generations(node: Node) -> None:
     """The whole check in its own process, on a machine without a device: no sum, no fault; it runs once, for its node alone."""
     node.form(1, "os._exit(1)")
@@ -457,6 +466,7 @@ def test_devices_are_checked_between_generations(node: Node) -> None:
     assert 1 == len([message for message in node.told if isinstance(message, DevicesChecked)])
 
 
+@pytest.mark.usefixtures("checks_fork")
 def test_new_agent_checks_devices_after_another_agent_s_generation(node: Node) -> None:
     """The supervisor listed snapshots between the failure and its request, and the agent was started again meanwhile."""
     node.channel.check_devices(("n0",), 7)

@@ -42,8 +42,12 @@ def refused_of(folder: Path, modules: dict[str, str], *names: str) -> tuple[dict
     return refused, kept
 
 
-def test_what_is_imported_before_a_launch_is_known_reads_no_variables_of_later_libraries() -> None:
-    """A job that sets any other variable has its fork server started again."""
+def test_what_is_imported_before_a_launch_is_known() -> None:
+    """It reads no variables of later libraries: a job that sets any other variable has its fork server started again.
+
+    And a worker's first step imports no compiler: what torch would import there, at each restart, is here already
+    (`torch._dynamo`, by its private name).
+    """
     program = """if True:
         import json, os, sys
         get, read = type(os.environ).__getitem__, set()
@@ -57,8 +61,15 @@ def test_what_is_imported_before_a_launch_is_known_reads_no_variables_of_later_l
             return get(self, key)
         type(os.environ).__getitem__ = watched
         from elasticflow.launcher.fork_server import preload
-        for _ in preload.warm_up(): pass
+        list(preload.warm_up())
         print(json.dumps(sorted(read)))
+        import torch
+        known = set(sys.modules)
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.AdamW(model.parameters())
+        model(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+        print(json.dumps([name for name in set(sys.modules) - known if "dynamo" in name or "inductor" in name]))
     """
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -68,10 +79,11 @@ def test_what_is_imported_before_a_launch_is_known_reads_no_variables_of_later_l
         check=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
-    read = json.loads(done.stdout)
+    read, imported = map(json.loads, done.stdout.splitlines())
     assert "TORCH_LOGS" in read
     assert [] == [name for name in read if not is_read_early(name)]
     assert not any(map(is_read_early, ("HF_HOME", "TOKENIZERS_PARALLELISM", "WANDB_PROJECT", "AWS_PROFILE")))
+    assert [] == imported
 
 
 @pytest.mark.parametrize(
@@ -157,29 +169,3 @@ def test_rank_variables_are_read_as_before_after_a_preload(tmp_path: Path) -> No
     )
 
     assert 0 == done.returncode
-
-
-def test_the_first_step_of_a_worker_imports_no_compiler() -> None:
-    """What torch would import in it, at each restart, is here already (`torch._dynamo`, by its private name)."""
-    program = """if True:
-        import json, sys
-        from elasticflow.launcher.fork_server import preload
-        list(preload.warm_up())
-        import torch
-        known = set(sys.modules)
-        model = torch.nn.Linear(1, 1)
-        optimizer = torch.optim.AdamW(model.parameters())
-        model(torch.ones(1, 1)).sum().backward()
-        optimizer.step()
-        print(json.dumps([name for name in set(sys.modules) - known if "dynamo" in name or "inductor" in name]))
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-
-    assert [] == json.loads(done.stdout)

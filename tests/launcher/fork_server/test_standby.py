@@ -20,7 +20,7 @@ from elasticflow.launcher.fork_server.standby import LowPriority, Standbys
 from elasticflow.protocol.run_files import Preparation
 from elasticflow.protocol.worker_environment import HEARTBEAT, HEARTBEAT_SLOT
 from elasticflow.system.processes import children_of
-from tests.launcher.conftest import close, is_alive, kill, wait_until
+from tests.launcher.conftest import Warm, close, is_alive, kill, wait_until
 from tests.launcher.fork_server.test_server import ended, group_of
 
 if TYPE_CHECKING:
@@ -133,8 +133,10 @@ def test_a_standby_for_which_there_is_no_room_is_told_as_one_that_ended(
     assert "no standby of local rank 3: " in capsys.readouterr().err
 
 
-def test_a_rank_has_one_standby_and_its_death_is_told(server: ForkServer, tmp_path: Path) -> None:
+def test_a_rank_has_one_standby_and_its_death_is_told(warm: Warm) -> None:
     """It counts as no worker's; another one can be asked for."""
+    server = warm.server
+    server.ended_standbys.clear()
     server.prepare(0, 1, Preparation([]), None)
     server.prepare(0, 1, Preparation([]), None)
     wait_until(lambda: is_ready(server))
@@ -148,7 +150,10 @@ def test_a_rank_has_one_standby_and_its_death_is_told(server: ForkServer, tmp_pa
 
     server.prepare(0, 1, Preparation([]), None)
     wait_until(lambda: is_ready(server))
-    assert first != server.standbys[0].pid
+    second = server.standbys[0].pid
+    assert first != second
+    kill(second)
+    wait_until(lambda: server.pump() and not server.standbys)
 
 
 def test_standbys_end_with_the_server(server: ForkServer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,8 +16,10 @@ from tests.launcher.machines.clusters import cluster, on_ray
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytest.importorskip("ray")
-pytestmark = pytest.mark.nightly
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed"),
+]
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,6 @@ from elasticflow.errors import DatasetError
 from elasticflow.runtime.data import index_loader
 from elasticflow.runtime.data.index_schedule import IndexSchedule
 
-hugging_face = pytest.importorskip("datasets")
-
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -28,7 +26,13 @@ def rows(change: int = 0) -> dict[str, Any]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> str:
+def hugging_face() -> Any:
+    """Return the library, which takes a second to import: only the process that runs these tests does."""
+    return pytest.importorskip("datasets")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, hugging_face: Any) -> str:
     """Return where a dataset was saved."""
     hugging_face.Dataset.from_dict(rows()).save_to_disk(tmp_path / "saved")
     return str(tmp_path / "saved")
@@ -43,7 +47,9 @@ def read_all(me: Any, dataset: Any, processes: int, size: int = 8) -> list[Any]:
 
 @pytest.mark.parametrize("processes", [0, 2])
 @pytest.mark.parametrize("is_torch", [False, True])
-def test_saved_arrow_files_are_read(me: Any, folder: str, is_torch: bool, processes: int) -> None:
+def test_saved_arrow_files_are_read(
+    me: Any, hugging_face: Any, folder: str, is_torch: bool, processes: int
+) -> None:
     """`load_from_disk` is a factory as it is, with the torch format or without, here or in loader processes."""
 
     def factory() -> Any:
@@ -57,7 +63,7 @@ def test_saved_arrow_files_are_read(me: Any, folder: str, is_torch: bool, proces
         assert torch.equal(x[:, 0], batch["label"].to(x.dtype))
 
 
-def test_random_transforms_are_keyed_by_sample(me: Any, folder: str) -> None:
+def test_random_transforms_are_keyed_by_sample(me: Any, hugging_face: Any, folder: str) -> None:
     """Whatever the batch size and whoever reads."""
 
     def noisy(batch: dict[str, Any]) -> dict[str, Any]:
@@ -77,7 +83,7 @@ def test_random_transforms_are_keyed_by_sample(me: Any, folder: str) -> None:
     assert expected == noise(0, 7) == noise(2, 4)
 
 
-def test_fingerprint_is_of_the_content_alone(me: Any, folder: str, tmp_path: Path) -> None:
+def test_fingerprint_is_of_the_content_alone(me: Any, hugging_face: Any, folder: str, tmp_path: Path) -> None:
     """The same in another place, from another format, in memory; another one for other content."""
 
     def mark(dataset: Any) -> str:
@@ -97,7 +103,7 @@ def test_fingerprint_is_of_the_content_alone(me: Any, folder: str, tmp_path: Pat
     assert expected != mark(in_memory.shuffle(seed=1))
 
 
-def test_several_splits_are_no_dataset(me: Any) -> None:
+def test_several_splits_are_no_dataset(me: Any, hugging_face: Any) -> None:
     """A DatasetDict has to be asked for one of them."""
     splits = hugging_face.DatasetDict({"train": hugging_face.Dataset.from_dict(rows())})
     with pytest.raises(DatasetError, match="returned a DatasetDict, which has no samples by number"):
