@@ -19,9 +19,9 @@ from elasticflow.run_folder import RunFolder
 if TYPE_CHECKING:
     from pathlib import Path
 
-STEPS, FIRST, AT_ONCE = 100_000, 10_000, 20
+STEPS, FIRST, AT_ONCE = 40_000, 10_000, 20
 # Blocks of memory: one for ten steps would be too many.
-MOST = STEPS // 10
+MOST = (STEPS - FIRST) // 10
 
 
 class _Nowhere(io.StringIO):
