@@ -142,7 +142,7 @@ def test_code_that_does_what_it_likes_is_told_and_ended(name: str, tmp_path: Pat
     job = _job(tmp_path, project)
     seen: list[str] = []
     # A busy machine takes longer to come to code that hangs.
-    limits_s = iter((6.0, 15.0, 60.0) if name == "hangs" else (60.0,))
+    limits_s = iter((2.0, 6.0, 15.0, 60.0) if name == "hangs" else (60.0,))
     found = try_out(job, tmp_path, limit_s=next(limits_s), watch=seen.append)
     for limit_s in limits_s:
         if seen[-1] == "importing shop":
