@@ -12,6 +12,7 @@ import torch
 
 from elasticflow.protocol.child_processes import Finding
 from elasticflow.runtime.process import device_check
+from tests.command_line import forks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -208,7 +209,9 @@ def test_program_tells_the_driver_s_errors_where_torch_sees_no_device(
     """The whole program, on this machine: one line for each error, and no sum."""
     pretend(tmp_path, monkeypatch, FAULTY)
     command = [sys.executable, "-m", "elasticflow.runtime.process.device_check", str(os.getpid()), "1e9"]
-    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    with forks():  # a fresh interpreter would import torch
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ})
+    lines = done.stdout.splitlines()
     findings = [Finding.of_line(line) for line in lines]
     assert ["GPU-bb", "GPU-bb", "GPU-bb"] == [each.device for each in findings if each is not None]
 
