@@ -124,7 +124,7 @@ class TorchProbe:
     ) -> Iterator[CheckResult]:
         """Yield the child's findings; *wait* is called with words if the child is still busy."""
         if self._process is None:
-            meaning = "nothing can be trained here; validate, plan, compile and snapshots work"
+            meaning = "nothing can be trained here; validate, plan and snapshots work"
             yield _TOPIC.problem("torch", "not installed", meaning, _INSTALL)
             return
         if self._process.poll() is None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import socket
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import click
 import pytest
 
+from elasticflow.cli.main import group
 from elasticflow.doctor.machine import machine
 from elasticflow.doctor.network import network
 from elasticflow.doctor.project import packages, project
@@ -353,3 +356,13 @@ def test_a_gpu_is_tried_only_where_its_driver_says_that_it_is_idle(
     assert tried == opened.read_text()
     assert _named(found, "devices").fact.startswith(fact)
     assert "nccl" in _named(found, "backends").fact
+
+
+def test_without_torch_the_commands_that_work_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each name is one of a command."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    (torch,) = TorchProbe().results(_needs(tmp_path), lambda _: None)
+    names = re.findall(r"\w+", torch.meaning.partition(";")[2])
+    assert set(names) - {"and", "work"} <= set(group.list_commands(click.Context(group)))

@@ -66,6 +66,9 @@ def _missing(path: Path, name: str) -> Diagnostic:
         return Diagnostic(codes.NO_FILE, "error", f"{name} is a folder, not a job file", name, help=inside)
     if path.exists():
         return Diagnostic(codes.NO_FILE, "error", f"{name} is not a regular file", name)
+    if path.is_symlink():
+        message = f"{name} is a link to {path.readlink()}, which does not exist"
+        return Diagnostic(codes.NO_FILE, "error", message, name)
     folder = path.parent
     near = [each.parent / file for each in (path, folder / "jobs" / path.name) for file in near_files(each)]
     remedy = f'did you mean "{near[0]}"?' if near else None

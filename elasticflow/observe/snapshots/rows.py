@@ -127,7 +127,8 @@ def pick_row(rows: Sequence[SnapshotRow], text: str, rules: Keep | None) -> Snap
     else:
         matches = [row for row in rows if row.name == text]
     if not matches:
-        raise SnapshotNotFoundError(f"there is no snapshot {text}", _remedy(committed))
+        why = ": no snapshot's metric is a number" if committed and text == BEST else ""
+        raise SnapshotNotFoundError(f"there is no snapshot {text}{why}", _remedy(committed))
     return matches[0]
 
 

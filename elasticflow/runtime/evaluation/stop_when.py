@@ -62,7 +62,10 @@ class StopWhen:
         assert self._evaluations is not None
         if self._since < self._evaluations:
             return None
+        assert self._best is not None
         best = f"the best is {self._best:.6g}, of step {self._best_step}"
+        if math.isnan(self._best):
+            best = "it was nan each time"
         return f"train.stop_when: {self._metric} was not better for {self._since} evaluations: {best}"
 
     def state_dict(self) -> dict[str, Any]:

@@ -22,8 +22,11 @@ from elasticflow.cli.snapshots import selection, verify
 from elasticflow.compiler.launch_folder import launch_files, materialize
 from elasticflow.compiler.plan.launch_plan import plan_job
 from elasticflow.compiler.provenance.origins import Made, Origins
+from elasticflow.errors import SnapshotNotFoundError
 from elasticflow.launcher.journal.run_lock import locked
 from elasticflow.launcher.resume_check import record_job
+from elasticflow.observe.snapshots.rows import SnapshotRow, pick_row
+from elasticflow.protocol.snapshot_settings import Keep
 from elasticflow.run_folder import RunFolder
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
@@ -39,7 +42,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elasticflow.observe.snapshots.locate import SnapshotSource
-    from elasticflow.observe.snapshots.rows import SnapshotRow
 
 ROOT = Path(__file__).resolve().parents[3]
 RUN_ID = "20261120-100000-4f2a"
@@ -396,6 +398,13 @@ def test_misuse(ran: Callable[..., Ran], words: tuple[str, ...], part: str) -> N
     code, out, err = ran(*words)
     assert (2, "") == (code, out)
     assert part in err
+
+
+def test_best_where_no_metric_is_a_number() -> None:
+    """An evaluation that measured NaN each time is named as the cause."""
+    rows = [SnapshotRow(name_of(20), "committed")]
+    with pytest.raises(SnapshotNotFoundError, match="no snapshot best: no snapshot's metric is a number"):
+        pick_row(rows, "best", Keep(last=1, best=1, best_mode="min"))
 
 
 def test_best_without_a_recorded_rule(ran: Callable[..., Ran], catalog: Catalog) -> None:

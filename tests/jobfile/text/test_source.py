@@ -156,6 +156,10 @@ def test_a_missing_file_is_told_with_the_nearest_name(folder: Path) -> None:
     )
     assert expected == render(load_source(Path()).problems)
 
+    Path("link.toml").symlink_to("gone.toml")
+    expected = "error[EF001]: link.toml is a link to gone.toml, which does not exist\n--> link.toml"
+    assert expected == render(load_source(Path("link.toml")).problems)
+
 
 def test_files_read_but_not_usable_do_not_hide_the_others(folder: Path) -> None:
     """A base with a syntax error is one problem; the keys of the other files are still there."""

@@ -62,6 +62,9 @@ def test_what_is_no_number_is_not_better() -> None:
     assert stopped_at(StopWhen("val.loss", "min", evaluations=2), [1.0, math.nan, math.nan]) == 3
     assert stopped_at(StopWhen("val.loss", "min", evaluations=2), [math.nan, 5.0, 6.0, 7.0]) == 4
     assert stopped_at(StopWhen("val.loss", "max", bound=0.0), [math.nan]) is None
+    rule = StopWhen("val.loss", "min", evaluations=2)
+    assert stopped_at(rule, [math.nan] * 4) == 3
+    assert rule.reason == "train.stop_when: val.loss was not better for 2 evaluations: it was nan each time"
 
 
 def test_evaluations_of_other_sets_do_not_count() -> None:
