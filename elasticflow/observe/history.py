@@ -724,6 +724,11 @@ class RunHistory:
     }
 
 
+def is_taken_over(record: Record) -> bool:
+    """Return whether *record* ends a launch whose run another launch has taken over and continues."""
+    return record.get("event") == events.RUN_FAILED and record.get("class") == "taken_over"
+
+
 def warning_key(event: Record) -> tuple[str, str]:
     """Return the key that tells warnings apart: the category, and the place or else the text."""
     return str(event.get("category")), str(event.get("place") or event.get("text"))

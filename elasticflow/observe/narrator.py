@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elasticflow import events
-from elasticflow.observe.history import WarningSeen, warning_key
+from elasticflow.observe.history import WarningSeen, is_taken_over, warning_key
 from elasticflow.observe.terminal.event_lines import (
     Line,
     epoch_of,
@@ -173,7 +173,7 @@ class RunNarrator:
             text += f", after step {int_of(record, 'step')}"
         run = record.get("run_id")
         # Another launch has the run: there is nothing to repair here.
-        again = "" if record.get("class") == "taken_over" else f"; once mended: {self._again(record)}"
+        again = "" if is_taken_over(record) else f"; once mended: {self._again(record)}"
         return Line(
             "failed",
             text,

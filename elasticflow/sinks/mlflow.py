@@ -12,7 +12,8 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
-from elasticflow.sinks.sink import Sink, is_taken_over
+from elasticflow.observe.history import is_taken_over
+from elasticflow.sinks.sink import Sink
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,8 +6,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from elasticflow import events
-
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
@@ -30,11 +28,6 @@ class SinkError(Exception):
     def __init__(self, text: str, pause_s: float = 0.0) -> None:
         super().__init__(text)
         self.pause_s = pause_s
-
-
-def is_taken_over(record: Mapping[str, Any]) -> bool:
-    """Return whether *record* ends a launch whose run another launch has taken over and continues."""
-    return record.get("event") == events.RUN_FAILED and record.get("class") == "taken_over"
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import functools
 import itertools
 import sys
 from collections import deque
+from collections.abc import Mapping
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -83,8 +84,8 @@ def _named_by(thing: Any) -> Iterator[tuple[str, Any]]:
         names = [name for name in _names_of(thing.__code__) if name in thing.__globals__]
         yield from ((f":{name}", thing.__globals__[name]) for name in names)
     elif not isinstance(thing, MethodType | functools.partial):
-        # imgaug's Sequential is a list.
-        yield from ((f".{name}", value) for name, value in getattr(thing, "__dict__", {}).items())
+        if isinstance(thing, Mapping | list | tuple | deque):  # as imgaug's Sequential is
+            yield from ((f".{name}", value) for name, value in getattr(thing, "__dict__", {}).items())
         methods = (each for base in type(thing).__mro__ for each in vars(base).values())
         yield from (("", each) for each in methods if isinstance(each, FunctionType))
 

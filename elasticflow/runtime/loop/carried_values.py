@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections import ChainMap
 from functools import cache
-from types import CellType, CodeType, FunctionType
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ from elasticflow.runtime.loop.liveness import (
     used_in,
 )
 from elasticflow.runtime.loop.script_loops import loops_around, nodes_of
+from elasticflow.runtime.process import reachable
 from elasticflow.system.exceptions import is_own_code
 from elasticflow.system.installation import is_of_installed_package
 
@@ -93,14 +95,12 @@ def carried_by_functions(frame: FrameType, line: int) -> Iterator[tuple[str, Any
     """
     file, value_at = frame.f_code.co_filename, _values_of(frame)
     used = frozenset().union(*(each.head for each in passes_around(file, line, value_at, by_arguments=False)))
-    calls = (
-        each for loop in loops_around(file, line) for each in ast.walk(loop) if isinstance(each, ast.Call)
-    )
-    for name in sorted({ast.unparse(each.func) for each in calls}):
+    for name in _called_at(file, line):
         function = inspect.unwrap(value_at(name)) if isinstance(value_at(name), FunctionType) else None
         if not isinstance(function, FunctionType) or not is_own_code(function.__code__.co_filename):
             continue
-        inside = _values_in({**function.__globals__, **_cells_of(function)})
+        held = {path[1:]: each for path, each in reachable.inside_of("", function, {})}  # by `.name`
+        inside = _values_in(ChainMap(held, function.__globals__))
         for path in _carried_by(function.__code__, inside, is_result_used=name in used):
             place, _, key = path.removesuffix("']").partition("['")
             owner = inside(place if key else path.rpartition(".")[0])
@@ -124,9 +124,11 @@ def _carried_by(code: CodeType, value_at: Callable[[str], Any], *, is_result_use
     return _BY_FUNCTION[code, is_result_used]
 
 
-def _cells_of(function: FunctionType) -> dict[str, Any]:
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    return {name: cell.cell_contents for name, cell in cells if cell != CellType()}
+@cache
+def _called_at(file: str, line: int) -> list[str]:
+    """Return the functions that the loops around *line* call, as they are written."""
+    nodes = (each for loop in loops_around(file, line) for each in ast.walk(loop))
+    return sorted({ast.unparse(each.func) for each in nodes if isinstance(each, ast.Call)})
 
 
 @cache

@@ -315,9 +315,7 @@ class ScriptState:
 
     def _tell_of_carried(self, frames: Sequence[FrameType]) -> None:
         """Tell of tensors and arrays that the loop carries from pass to pass and no kept object holds."""
-        # Python has each small number but once.
-        objects = (each for each in _kept(self._state) if each is not None and not isinstance(each, _SIMPLE))
-        own = cache(lambda: set(map(id, objects)))
+        own = cache(lambda: set(map(id, _kept(self._state))))
         lines = [(frame, frame.f_lineno) for frame in frames]
         if self._repeats_epochs():
             # The epoch makes again what passes inside it carry.
@@ -654,13 +652,11 @@ def _kept(state: State) -> Iterator[Any]:
         return depth <= _DEEPEST and not (is_closed or _is_long(value))
 
     for _, value, _ in reachable.objects(state.objects, enters):
-        if not isinstance(value, _SIMPLE):
-            yield value
-        if isinstance(value, nn.Module):
-            # Not by the walk, which would take a second for a thousand layers.
-            modules = list(value.modules())
-            yield from modules
-            yield from (each for module in modules for each in vars(module).values())
+        # Not by the walk, which would take a second for a thousand layers.
+        modules = list(value.modules()) if isinstance(value, nn.Module) else []
+        held = (each for module in modules for each in vars(module).values())
+        # Python has each small number but once.
+        yield from (e for e in (value, *modules, *held) if e is not None and not isinstance(e, _SIMPLE))
 
 
 def _is_followed(value: Any) -> bool:

@@ -7,12 +7,11 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from elasticflow import errors, events
-from elasticflow.observe.history import RunHistory
+from elasticflow.observe.history import RunHistory, is_taken_over
 from elasticflow.observe.records import newest_evaluation, newest_with
 from elasticflow.observe.terminal.formats import parts_of, plural, span, took
 from elasticflow.protocol.run_files import resume_command
 from elasticflow.sinks.reader import Position, Reader
-from elasticflow.sinks.sink import is_taken_over
 from elasticflow.system.records import float_of, int_of, printable_in, text_of
 
 if TYPE_CHECKING:
