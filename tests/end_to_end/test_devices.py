@@ -58,7 +58,8 @@ def test_a_run_changes_its_device_type_only_if_asked_to(project: Project) -> Non
     module = project.root / "trajectory_models.py"
     module.write_text(module.read_text() + _AS_IF_ON_CUDA + _TF32)
     sets = ("nodes.nproc_per_node=1", "model.flops_per_sample=1e6", "logging.peak_flops=1e12")
-    series = Series(project, "moved", *sets, job="plain-mlp", AS_IF_ON_CUDA="1")
+    pause = {"TRAJECTORY_PAUSE_S": "0.1"}  # a quick machine takes all steps within one look at them
+    series = Series(project, "moved", *sets, job="plain-mlp", AS_IF_ON_CUDA="1", **pause)
     series.reach(14)
     series.kill("everything")
 
@@ -89,7 +90,7 @@ def test_channels_last_survives_a_kill_to_the_bit(project: Project, job: str) ->
     assert formats == {"channels_last"}
 
     again = ("nodes.nproc_per_node=1",) if job == "cnn" else ()
-    series = Series(project, "killed", *sets, job=job)
+    series = Series(project, "killed", *sets, job=job, TRAJECTORY_PAUSE_S="0.02")
     series.reach(14)
     series.kill("worker 1")
     series.trains(1)

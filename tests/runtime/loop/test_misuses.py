@@ -197,6 +197,7 @@ MODELS = [
         run = ef.join(seed=7, threads=1)
         model = Counter()
         fully_shard(model, mesh=init_device_mesh("cpu", (run.world_size,)))
+        torch.distributed.barrier()  # a rank that ended now would fail the other one, which may still be joining
         run.wrap(model)
         """,
         ranks=2,
