@@ -9,10 +9,8 @@ import aiohttp
 import asyncssh
 import pytest
 from aiohttp.http_exceptions import ContentLengthError, TransferEncodingError
-from azure.core import exceptions as azure
 from botocore import exceptions as botocore
 from fsspec.exceptions import FSTimeoutError
-from gcsfs.retry import HttpError
 from multidict import CIMultiDict, CIMultiDictProxy
 from s3fs.errors import translate_boto_error
 from yarl import URL
@@ -28,13 +26,6 @@ def s3(status: int, code: str) -> Exception:
         "ResponseMetadata": {"HTTPStatusCode": status},
     }
     error: Exception = translate_boto_error(botocore.ClientError(response, "PutObject"))
-    return error
-
-
-def azure_answer(kind: type[azure.HttpResponseError], status: int) -> Exception:
-    """Return what azure-core raises for an answer."""
-    error = kind("in words")
-    error.status_code = status
     return error
 
 
@@ -64,11 +55,6 @@ PASSES: list[tuple[Exception, type[OSError]]] = [
     (botocore.ConnectTimeoutError(endpoint_url="http://x"), TimeoutError),
     (botocore.ConnectionClosedError(endpoint_url="http://x"), ConnectionError),
     (botocore.FlexibleChecksumError(error_msg="Expected checksum 4Kt"), ConnectionError),
-    (azure_answer(azure.HttpResponseError, 503), OSError),
-    (azure.ServiceRequestError("cannot connect"), ConnectionError),
-    (caused(RuntimeError("Failed to upload block"), azure.ServiceResponseError("cut")), ConnectionError),
-    (HttpError({"code": 502, "message": "bad gateway"}), OSError),
-    (HttpError({"code": "429", "message": "slower"}), OSError),
     (web_answer(500), OSError),
     (aiohttp.ClientPayloadError("cut"), ConnectionError),
     (caused(aiohttp.ClientPayloadError("cut"), ContentLengthError("not enough data")), ConnectionError),
@@ -91,12 +77,6 @@ STAYS: list[tuple[Exception, type[OSError]]] = [
     (s3(400, "InvalidRequest"), OSError),
     (s3(501, "NotImplemented"), OSError),
     (botocore.NoCredentialsError(), PermissionError),
-    (azure_answer(azure.ClientAuthenticationError, 403), PermissionError),
-    (
-        caused(RuntimeError("Failed"), azure_answer(azure.ResourceNotFoundError, 404)),
-        FileNotFoundError,
-    ),
-    (HttpError({"code": 401, "message": "who are you"}), PermissionError),
     (OSError("Forbidden: https://storage\nno"), PermissionError),
     (web_answer(403), PermissionError),
     (web_answer(507), OSError),
@@ -121,6 +101,33 @@ def test_what_stays(error: Exception, kind: type[OSError]) -> None:
     """What is refused, absent, full or wrong stays so."""
     assert not errors.is_transient(error)
     assert errors.kind_of(error) is kind
+
+
+@pytest.mark.nightly
+def test_errors_of_azure_and_google() -> None:
+    """They pass or stay as those of other stores do."""
+    from azure.core import exceptions as azure
+    from gcsfs.retry import HttpError
+
+    def answered(kind: Any, status: int) -> Any:
+        error = kind("in words")
+        error.status_code = status
+        return error
+
+    for error, kind in (
+        (answered(azure.HttpResponseError, 503), OSError),
+        (azure.ServiceRequestError("cannot connect"), ConnectionError),
+        (caused(RuntimeError("Failed to upload block"), azure.ServiceResponseError("cut")), ConnectionError),
+        (HttpError({"code": 502, "message": "bad gateway"}), OSError),
+        (HttpError({"code": "429", "message": "slower"}), OSError),
+    ):
+        test_what_passes(error, kind)
+    for error, kind in (
+        (answered(azure.ClientAuthenticationError, 403), PermissionError),
+        (caused(RuntimeError("Failed"), answered(azure.ResourceNotFoundError, 404)), FileNotFoundError),
+        (HttpError({"code": 401, "message": "who are you"}), PermissionError),
+    ):
+        test_what_stays(error, kind)
 
 
 def test_number_is_kept() -> None:

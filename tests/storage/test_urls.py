@@ -34,7 +34,7 @@ def test_protocol(uri: str, protocol: str) -> None:
     ("uri", "kind"),
     [
         ("s3://bucket/x", ObjectStore),
-        ("gs://bucket/x", ObjectStore),
+        pytest.param("gs://bucket/x", ObjectStore, marks=pytest.mark.nightly),
         ("memory://x", ObjectStore),
         ("http://host/x", HttpStore),
         ("https://host/x", HttpStore),
