@@ -134,7 +134,8 @@ def join(
             )
             last, locked, folder = number, 0, node.folder
         try:
-            return lead_unless_led(replace(request, folder=folder, accept_drift=False), lead, store_address)
+            request = replace(request, folder=folder, accept_drift=False)
+            return lead_unless_led(request, lead, store_address, last)
         except LedElsewhereError:
             locked = 0
         except RunLockedError:  # the lock comes before the lead
@@ -252,21 +253,40 @@ def await_launch(
     raise LaunchNotFoundError(f"nobody leads {what}", "start it first: elasticflow run JOB")
 
 
-def lead_unless_led(request: Request, lead: Callable[[Request], int], store_address: StoreAddress) -> int:
-    """Lead the run of *request*; return the launch's exit code.
+def lead_unless_led(
+    request: Request, lead: Callable[[Request], int], store_address: StoreAddress, last: int = 0
+) -> int:
+    """Lead the run of *request*; return the exit code of the launch, or of a later one that has taken it over and is over, too.
+
+    Args:
+        last: Number of a launch whose leader gave no sign of life, and may have ended the run since; 0: none.
 
     Raises:
         LedElsewhereError: another process led the run at the start, or leads it by now: this machine was cut off.
         ElasticflowError: the launch cannot begin (`launch.prepare`).
     """
+    if last and (told := _code_told_late(store_address, last)) is not None:
+        return told
     code = lead(request)
     if code in (ANSWER_IS_NO, BUDGET_SPENT):
         with contextlib.suppress(RendezvousError, StoreLostError):
             number = newest_launch(connect(store_address))
+            newest = control_store.connect(store_address.under(str(number)))
             # The launch that this process led is over. The leader of a later one may not have invited anyone yet.
-            if not control_store.connect(store_address.under(str(number))).check([EXIT_CODE]):
+            if not newest.check([EXIT_CODE]):
                 raise LedElsewhereError("another process leads the run by now")
+            return int(newest.get(EXIT_CODE))
     return code
+
+
+def _code_told_late(store_address: StoreAddress, number: int) -> int | None:
+    """Return the exit code of launch *number*, the newest, if its leader has ended it; None if the run continues."""
+    with contextlib.suppress(RendezvousError, StoreLostError):
+        launch = control_store.connect(store_address.under(str(number)))
+        if newest_launch(connect(store_address)) == number and launch.check([EXIT_CODE]):
+            code = int(launch.get(EXIT_CODE))
+            return code if code != INTERRUPTED or launch.check([CANCELLED]) else None
+    return None
 
 
 def _is_led(store_address: StoreAddress, number: int) -> bool:

@@ -7,7 +7,7 @@ import socket
 import threading
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,6 +15,8 @@ from elasticflow.compiler.provenance.job_json import job_to_json
 from elasticflow.errors import (
     ANSWER_IS_NO,
     BUDGET_SPENT,
+    FINISHED,
+    INTERRUPTED,
     LaunchNotFoundError,
     LedElsewhereError,
     NodeRefusedError,
@@ -25,7 +27,7 @@ from elasticflow.launcher.join import await_server, check_shared
 from elasticflow.launcher.rendezvous import liveness
 from elasticflow.launcher.rendezvous.invitation import Invitation, versions
 from elasticflow.launcher.rendezvous.leadership import connect
-from elasticflow.launcher.rendezvous.store_keys import EXIT_CODE, SUPERVISOR_BEAT
+from elasticflow.launcher.rendezvous.store_keys import CANCELLED, EXIT_CODE, SUPERVISOR_BEAT
 from elasticflow.launcher.rendezvous.store_keys import INVITATION as INVITATION_KEY
 from elasticflow.launcher.rendezvous.store_server import StoreServer
 from elasticflow.launcher.supervisor.launch_record import Request
@@ -273,3 +275,51 @@ def test_leader_in_whose_place_another_machine_leads_is_told_from_one_that_faile
     finally:
         server.close()
     assert 1 == join.lead_unless_led(request, lambda _: 1, address)
+
+
+def test_leader_that_was_passed_over_ends_as_the_launch_after_it() -> None:
+    """It was stopped after the last step: another machine has led since, and has said how the run ended."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = StoreAddress("127.0.0.1", listener.getsockname()[1])
+    server = StoreServer(listener)
+    keys = server.store(address.prefix)
+    request: Any = None
+    for number, code in (("1", ANSWER_IS_NO), ("2", FINISHED)):
+        keys.set("newest", number)
+        keys.set(f"{number}/{EXIT_CODE}", str(code))
+    try:
+        assert FINISHED == join.lead_unless_led(request, lambda _: ANSWER_IS_NO, address)
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "cancelled", "newest", "told"),
+    [
+        (FINISHED, False, "3", FINISHED),
+        (BUDGET_SPENT, False, "3", BUDGET_SPENT),
+        (INTERRUPTED, False, "3", None),
+        (INTERRUPTED, True, "3", INTERRUPTED),
+        (ANSWER_IS_NO, False, "4", None),
+        (None, False, "3", None),
+    ],
+    ids=["finished", "failed", "interrupted", "cancelled", "led anew", "continues"],
+)
+def test_run_whose_leader_was_silent_and_has_ended_it_is_not_led_anew(
+    code: int | None, newest: str, told: int | None, *, cancelled: bool
+) -> None:
+    """It was stopped after the last step for as long as others wait: a launch of theirs would end the run a second time."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = StoreAddress("127.0.0.1", listener.getsockname()[1])
+    server = StoreServer(listener)
+    keys = server.store(address.prefix)
+    keys.set("newest", newest)
+    if code is not None:
+        keys.set(f"3/{EXIT_CODE}", str(code))
+    if cancelled:
+        keys.set(f"3/{CANCELLED}", "1")
+    request: Any = None
+    try:
+        assert (7 if told is None else told) == join.lead_unless_led(request, lambda _: 7, address, 3)
+    finally:
+        server.close()

@@ -186,6 +186,7 @@ class Lifecycle:
             case ClaimFailed():  # the store may answer at the next try
                 self._failed(Cause("storage", f"no generation can be claimed: {event.error}"))
             case RunTakenOver():
+                self.verdict = None  # how the run ends is for the other launch to say
                 self._taken_over()
             case SnapshotFenced():
                 # A snapshot of an earlier generation was fenced by this launch itself.
