@@ -469,15 +469,15 @@ class JoinedNode:
         """Return this process' exit code now that the agent has ended; None if it was started again."""
         if self._final is not None:
             return self._final
+        end = AgentEnd(code, is_for_memory=self._agent.is_killed_for_memory())
         try:
             if self._asked.numbers:
                 return INTERRUPTED
-            self._tell_of_end(code)
+            self._tell_of_end(end)
         except RuntimeError as error:
             self._say(f"the launch is gone: {error}")
             return INTERRUPTED
-        will_recur = AgentEnd(code).is_its_own_doing or self._agent.is_killed_for_memory()
-        counts = will_recur and time.monotonic() < self._started_at + _SOON_S
+        counts = end.is_its_own_doing and time.monotonic() < self._started_at + _SOON_S
         self._soon_ended = self._soon_ended + 1 if counts else 0
         if self._soon_ended >= _MOST_STARTS:
             self._say(
@@ -489,13 +489,13 @@ class JoinedNode:
         self._start()
         return None
 
-    def _tell_of_end(self, code: int) -> None:
+    def _tell_of_end(self, end: AgentEnd) -> None:
         """Tell the supervisor that the agent has ended; a machine that was cut off does so once it is back.
 
         Raises:
             StoreLostError: the launch is gone, or does not come back.
         """
-        message = AgentDied(self._node, f"its agent ended with code {code}")
+        message = AgentDied(self._node, f"its agent {end.cause}", end.failure_class)
         has_told = False
         for _ in attempts(_BACK_S, _AGAIN_S):
             try:
