@@ -295,18 +295,10 @@ def _is_led(store_address: StoreAddress, number: int) -> bool:
     return launch.check([INVITATION]) and not launch.check([EXIT_CODE])
 
 
-def check_shared(
-    catalog: Catalog,
-    invitation: Invitation,
-    say: Callable[[str], None],
-    require_newest: Callable[[], None] = lambda: None,
-) -> None:
-    """Check that this machine reads at the snapshot URI what the machine that leads has written there for this launch.
+def check_shared(catalog: Catalog, invitation: Invitation, say: Callable[[str], None]) -> None:
+    """Check that this machine sees at the snapshot URI what the machine that leads has written there for this launch.
 
     A folder that each machine has for itself may hold a copy of the run's files: what is looked for is new in each launch.
-
-    Args:
-        require_newest: Raises where the launch is over by now: the next one has written in its place.
 
     Raises:
         NodeRefusedError: it does not, even after a wait: a network file system may show files late.
@@ -315,10 +307,9 @@ def check_shared(
     run_id, where = invitation.run_id, catalog.storage.uri
     what, began = "", time.monotonic()
     for attempt, _ in enumerate(attempts(_SEEN_ANEW_S, _AGAIN_S)):
-        record = catalog.read_job_record()
-        if record is not None and record.get("launch_id") == invitation.launch_id:
+        if catalog.has_launch(invitation.launch_id):
             return
-        require_newest()
+        record = catalog.read_job_record()
         if record is not None and record.get("run_id") == run_id:
             what = f"in {where} it reads what another launch has written, as in a copy that this machine has for itself"
         else:
@@ -336,18 +327,6 @@ def check_shared(
 def store_of_node(store_address: StoreAddress) -> RemoteControlStore:
     """Return the launch's keys for a machine that takes part: what it looks at all the time is sent to it."""
     return control_store.connect(store_address, LAUNCH, answer_s=_ANSWER_S)
-
-
-def _require_newest(store: ControlStore, store_address: StoreAddress) -> None:
-    """Check that the launch whose keys *store* has at *store_address* is still the job's newest one.
-
-    Raises:
-        StoreLostError: it is over, or another one has followed.
-    """
-    prefix, _, number = store_address.prefix.rpartition("/")
-    keys = control_store.connect(replace(store_address, prefix=prefix), answer_s=_ANSWER_S)
-    if store.check([EXIT_CODE]) or newest_launch(keys) != int(number):
-        raise StoreLostError(f"the launch at {store_address.endpoint} is over")
 
 
 def _reached_again(store_address: StoreAddress, launch_id: str) -> ControlStore | None:
@@ -543,7 +522,7 @@ class Node(JoinedNode):
         invitation.check(request.job, request.project_root)
         self.folder = RunFolder.of(request.project_root, request.job.job.name, invitation.run_id)
         catalog, writer = snapshots_of(plan, self.folder, request.project_root)
-        check_shared(catalog, invitation, say, lambda: _require_newest(store, store_address))
+        check_shared(catalog, invitation, say)
         node = f"{socket.gethostname()}-{store.add('joined', 1)}"
         launch_folder = self.folder.path / "nodes" / node
         if plan.script is None:

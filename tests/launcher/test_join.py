@@ -31,7 +31,7 @@ from elasticflow.launcher.rendezvous.store_keys import CANCELLED, EXIT_CODE, SUP
 from elasticflow.launcher.rendezvous.store_keys import INVITATION as INVITATION_KEY
 from elasticflow.launcher.rendezvous.store_server import StoreServer
 from elasticflow.launcher.supervisor.launch_record import Request
-from elasticflow.protocol.store_address import StoreAddress, StoreLostError
+from elasticflow.protocol.store_address import StoreAddress
 from elasticflow.run_folder import RunFolder
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
@@ -73,8 +73,9 @@ def test_address_at_which_nobody_is_found_is_named(
 
 
 def test_place_that_the_head_has_written_to_is_shared(catalog: Catalog) -> None:
-    """It is the launch's own record that counts; nothing is said, and nothing waited for."""
-    catalog.write_job_record({"run_id": "run", "launch_id": "this launch"})
+    """Its own mark counts; nothing is said, and nothing waited for. JOB.json may be that of a process that was stopped before."""
+    catalog.mark_launch("this launch")
+    catalog.write_job_record({"run_id": "run", "launch_id": "the one before"})
     said: list[str] = []
     check_shared(catalog, INVITATION, said.append)
     assert [] == said
@@ -101,28 +102,6 @@ def test_place_of_this_machine_alone_is_refused(
     assert "snapshots.uri" in str(refused.value.remedy)
 
 
-def test_record_of_the_next_launch_is_no_copy(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine that led died after its invitation was read: who takes part looks again, and is not refused."""
-    catalog.write_job_record({"run_id": "run", "launch_id": "the next launch"})
-    monkeypatch.setattr(join, "_SEEN_ANEW_S", 60.0)
-    listener = socket.create_server(("127.0.0.1", 0))
-    address = StoreAddress("127.0.0.1", listener.getsockname()[1])
-    server = StoreServer(listener)
-    keys = server.store(address.prefix)
-    keys.set("newest", "1")
-    store = join.store_of_node(address.under("1"))
-
-    def require_newest() -> None:
-        join._require_newest(store, address.under("1"))
-        keys.set("newest", "2")
-
-    try:
-        with pytest.raises(StoreLostError, match="is over"):
-            check_shared(catalog, INVITATION, lambda _: None, require_newest)
-    finally:
-        server.close()
-
-
 @pytest.mark.parametrize("token", ["another launch's", ""])
 def test_launch_whose_port_another_one_has_by_now_is_gone(token: str) -> None:
     """This machine was cut off meanwhile; it looks for its run again, and is not refused for the token of a stranger."""
@@ -139,14 +118,12 @@ def test_record_that_is_seen_late_is_waited_for(catalog: Catalog, monkeypatch: p
     """A network's file system may show the record of the launch before for a while."""
     catalog.write_job_record({"run_id": "run", "launch_id": "the one before"})
     monkeypatch.setattr(join, "_SEEN_ANEW_S", 60.0)
-    check_shared(
-        catalog, INVITATION, lambda _: catalog.write_job_record({"run_id": "run", "launch_id": "this launch"})
-    )
+    check_shared(catalog, INVITATION, lambda _: catalog.mark_launch("this launch"))
 
 
 def test_launch_that_is_new_is_looked_for(catalog: Catalog) -> None:
     """What the launch before has written does not do for the next one."""
-    catalog.write_job_record({"run_id": "run", "launch_id": "this launch"})
+    catalog.mark_launch("this launch")
     with pytest.raises(NodeRefusedError):
         check_shared(catalog, replace(INVITATION, launch_id="the next one"), print)
 
