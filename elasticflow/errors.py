@@ -151,6 +151,12 @@ class StorageError(ElasticflowError):
     """The snapshot URI cannot be read or written."""
 
 
+class StorageFullError(StorageError):
+    """There is no room at the snapshot URI: once there is, the same command continues."""
+
+    exit_code = INTERRUPTED
+
+
 class RecordError(ElasticflowError):
     """A file of the run cannot be used, and its content is recorded nowhere else; the launch has not begun."""
 

@@ -196,3 +196,8 @@ def snapshot_name(step: int, generation: int, id8: str) -> str:
 def generation_file(generation: int) -> str:
     """Return the name, under `<uri>/<run id>/`, of the file whose exclusive creation makes the generation exist."""
     return f"generations/{generation:04d}.json"
+
+
+def launch_file(launch_id: str) -> str:
+    """Return the name, beside the generations, of the file by which other machines see that they share the launch's place."""
+    return f"generations/launch-{launch_id}"

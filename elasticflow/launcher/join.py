@@ -134,7 +134,8 @@ def join(
             )
             last, locked, folder = number, 0, node.folder
         try:
-            return lead_unless_led(replace(request, folder=folder, accept_drift=False), lead, store_address)
+            request = replace(request, folder=folder, accept_drift=False)
+            return lead_unless_led(request, lead, store_address, last)
         except LedElsewhereError:
             locked = 0
         except RunLockedError:  # the lock comes before the lead
@@ -252,21 +253,40 @@ def await_launch(
     raise LaunchNotFoundError(f"nobody leads {what}", "start it first: elasticflow run JOB")
 
 
-def lead_unless_led(request: Request, lead: Callable[[Request], int], store_address: StoreAddress) -> int:
-    """Lead the run of *request*; return the launch's exit code.
+def lead_unless_led(
+    request: Request, lead: Callable[[Request], int], store_address: StoreAddress, last: int = 0
+) -> int:
+    """Lead the run of *request*; return the exit code of the launch, or of a later one that has taken it over and is over, too.
+
+    Args:
+        last: Number of a launch whose leader gave no sign of life, and may have ended the run since; 0: none.
 
     Raises:
         LedElsewhereError: another process led the run at the start, or leads it by now: this machine was cut off.
         ElasticflowError: the launch cannot begin (`launch.prepare`).
     """
+    if last and (told := _code_told_late(store_address, last)) is not None:
+        return told
     code = lead(request)
     if code in (ANSWER_IS_NO, BUDGET_SPENT):
         with contextlib.suppress(RendezvousError, StoreLostError):
             number = newest_launch(connect(store_address))
+            newest = control_store.connect(store_address.under(str(number)))
             # The launch that this process led is over. The leader of a later one may not have invited anyone yet.
-            if not control_store.connect(store_address.under(str(number))).check([EXIT_CODE]):
+            if not newest.check([EXIT_CODE]):
                 raise LedElsewhereError("another process leads the run by now")
+            return int(newest.get(EXIT_CODE))
     return code
+
+
+def _code_told_late(store_address: StoreAddress, number: int) -> int | None:
+    """Return the exit code of launch *number*, the newest, if its leader has ended it; None if the run continues."""
+    with contextlib.suppress(RendezvousError, StoreLostError):
+        launch = control_store.connect(store_address.under(str(number)))
+        if newest_launch(connect(store_address)) == number and launch.check([EXIT_CODE]):
+            code = int(launch.get(EXIT_CODE))
+            return code if code != INTERRUPTED or launch.check([CANCELLED]) else None
+    return None
 
 
 def _is_led(store_address: StoreAddress, number: int) -> bool:
@@ -275,18 +295,10 @@ def _is_led(store_address: StoreAddress, number: int) -> bool:
     return launch.check([INVITATION]) and not launch.check([EXIT_CODE])
 
 
-def check_shared(
-    catalog: Catalog,
-    invitation: Invitation,
-    say: Callable[[str], None],
-    require_newest: Callable[[], None] = lambda: None,
-) -> None:
-    """Check that this machine reads at the snapshot URI what the machine that leads has written there for this launch.
+def check_shared(catalog: Catalog, invitation: Invitation, say: Callable[[str], None]) -> None:
+    """Check that this machine sees at the snapshot URI what the machine that leads has written there for this launch.
 
     A folder that each machine has for itself may hold a copy of the run's files: what is looked for is new in each launch.
-
-    Args:
-        require_newest: Raises where the launch is over by now: the next one has written in its place.
 
     Raises:
         NodeRefusedError: it does not, even after a wait: a network file system may show files late.
@@ -295,10 +307,9 @@ def check_shared(
     run_id, where = invitation.run_id, catalog.storage.uri
     what, began = "", time.monotonic()
     for attempt, _ in enumerate(attempts(_SEEN_ANEW_S, _AGAIN_S)):
-        record = catalog.read_job_record()
-        if record is not None and record.get("launch_id") == invitation.launch_id:
+        if catalog.has_launch(invitation.launch_id):
             return
-        require_newest()
+        record = catalog.read_job_record()
         if record is not None and record.get("run_id") == run_id:
             what = f"in {where} it reads what another launch has written, as in a copy that this machine has for itself"
         else:
@@ -316,18 +327,6 @@ def check_shared(
 def store_of_node(store_address: StoreAddress) -> RemoteControlStore:
     """Return the launch's keys for a machine that takes part: what it looks at all the time is sent to it."""
     return control_store.connect(store_address, LAUNCH, answer_s=_ANSWER_S)
-
-
-def _require_newest(store: ControlStore, store_address: StoreAddress) -> None:
-    """Check that the launch whose keys *store* has at *store_address* is still the job's newest one.
-
-    Raises:
-        StoreLostError: it is over, or another one has followed.
-    """
-    prefix, _, number = store_address.prefix.rpartition("/")
-    keys = control_store.connect(replace(store_address, prefix=prefix), answer_s=_ANSWER_S)
-    if store.check([EXIT_CODE]) or newest_launch(keys) != int(number):
-        raise StoreLostError(f"the launch at {store_address.endpoint} is over")
 
 
 def _reached_again(store_address: StoreAddress, launch_id: str) -> ControlStore | None:
@@ -449,15 +448,15 @@ class JoinedNode:
         """Return this process' exit code now that the agent has ended; None if it was started again."""
         if self._final is not None:
             return self._final
+        end = AgentEnd(code, is_for_memory=self._agent.is_killed_for_memory())
         try:
             if self._asked.numbers:
                 return INTERRUPTED
-            self._tell_of_end(code)
+            self._tell_of_end(end)
         except RuntimeError as error:
             self._say(f"the launch is gone: {error}")
             return INTERRUPTED
-        will_recur = AgentEnd(code).is_its_own_doing or self._agent.is_killed_for_memory()
-        counts = will_recur and time.monotonic() < self._started_at + _SOON_S
+        counts = end.is_its_own_doing and time.monotonic() < self._started_at + _SOON_S
         self._soon_ended = self._soon_ended + 1 if counts else 0
         if self._soon_ended >= _MOST_STARTS:
             self._say(
@@ -469,13 +468,13 @@ class JoinedNode:
         self._start()
         return None
 
-    def _tell_of_end(self, code: int) -> None:
+    def _tell_of_end(self, end: AgentEnd) -> None:
         """Tell the supervisor that the agent has ended; a machine that was cut off does so once it is back.
 
         Raises:
             StoreLostError: the launch is gone, or does not come back.
         """
-        message = AgentDied(self._node, f"its agent ended with code {code}")
+        message = AgentDied(self._node, f"its agent {end.cause}", end.failure_class)
         has_told = False
         for _ in attempts(_BACK_S, _AGAIN_S):
             try:
@@ -523,7 +522,7 @@ class Node(JoinedNode):
         invitation.check(request.job, request.project_root)
         self.folder = RunFolder.of(request.project_root, request.job.job.name, invitation.run_id)
         catalog, writer = snapshots_of(plan, self.folder, request.project_root)
-        check_shared(catalog, invitation, say, lambda: _require_newest(store, store_address))
+        check_shared(catalog, invitation, say)
         node = f"{socket.gethostname()}-{store.add('joined', 1)}"
         launch_folder = self.folder.path / "nodes" / node
         if plan.script is None:

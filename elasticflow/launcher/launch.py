@@ -142,6 +142,8 @@ def _next_launch(
     materialize(launch_folder, files)
     with _naming_files(folder):
         resume_check.record_job(folder, catalog, plan, made, request.overrides)
+        if plan.nodes_max > 1:
+            catalog.mark_launch(made.origins.launch_id)
         ledger = RestartLedger(folder.ledger, lock.require_held)
         take_in_failures(folder, catalog, ledger)
     return Launch(

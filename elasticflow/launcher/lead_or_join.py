@@ -73,7 +73,9 @@ def lead_or_join(
         if _may_lead(plan, request.node_rank, address, say, why_leader_is_lost):
             try:
                 return (
-                    lead_unless_led(request, lead, store_address) if plan.is_store_outside else lead(request)
+                    lead_unless_led(request, lead, store_address, last)
+                    if plan.is_store_outside
+                    else lead(request)
                 )
             except LedElsewhereError:
                 pass

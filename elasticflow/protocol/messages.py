@@ -156,10 +156,15 @@ class NodeLeaving:
 
 @dataclass(frozen=True)
 class AgentDied:
-    """A machine that joined reports that its agent has ended, for the reason *error*."""
+    """A machine that joined reports that its agent has ended, for the reason *error*.
+
+    Attributes:
+        failure_class: A class of `failure_classes.CLASSES`.
+    """
 
     node: str
     error: str
+    failure_class: str = "agent_lost"
 
 
 @dataclass(frozen=True)

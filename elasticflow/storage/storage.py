@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import errno
 import os
 import re
 import secrets
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
-from elasticflow.errors import StorageError
+from elasticflow.errors import StorageError, StorageFullError
 from elasticflow.storage import errors, retry, urls
 from elasticflow.storage.retry import Patience
 from elasticflow.storage.store import RangeReader
@@ -32,6 +33,7 @@ T = TypeVar("T")
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
 _AT_A_TIME = 16
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 # Short, so that a wrong address is reported soon.
 _AT_THE_CHECK = Patience(total_s=15.0)
@@ -275,6 +277,7 @@ class Storage:
         Raises:
             StorageError: that failed, the URI can only be read, or the package for it is missing; names the URI and
                 the cause.
+            StorageFullError: there is no room.
         """
         probe = f"{folder}.elasticflow-probe-{secrets.token_hex(4)}"
         quick = self.with_patience(_AT_THE_CHECK)
@@ -288,6 +291,11 @@ class Storage:
                 None if back == b"probe" or not is_exclusive else "what was written is not what is read back"
             )
         except OSError as error:
+            if error.errno in _FULL:
+                raise StorageFullError(
+                    f'snapshots.uri "{self.uri}" is full: {error.strerror}',
+                    "make room there; then the same command continues",
+                ) from error
             cause = f"{type(error).__name__}: {error}"
         if cause is not None:
             where = (

@@ -7,7 +7,7 @@ import socket
 import threading
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,6 +15,8 @@ from elasticflow.compiler.provenance.job_json import job_to_json
 from elasticflow.errors import (
     ANSWER_IS_NO,
     BUDGET_SPENT,
+    FINISHED,
+    INTERRUPTED,
     LaunchNotFoundError,
     LedElsewhereError,
     NodeRefusedError,
@@ -25,11 +27,11 @@ from elasticflow.launcher.join import await_server, check_shared
 from elasticflow.launcher.rendezvous import liveness
 from elasticflow.launcher.rendezvous.invitation import Invitation, versions
 from elasticflow.launcher.rendezvous.leadership import connect
-from elasticflow.launcher.rendezvous.store_keys import EXIT_CODE, SUPERVISOR_BEAT
+from elasticflow.launcher.rendezvous.store_keys import CANCELLED, EXIT_CODE, SUPERVISOR_BEAT
 from elasticflow.launcher.rendezvous.store_keys import INVITATION as INVITATION_KEY
 from elasticflow.launcher.rendezvous.store_server import StoreServer
 from elasticflow.launcher.supervisor.launch_record import Request
-from elasticflow.protocol.store_address import StoreAddress, StoreLostError
+from elasticflow.protocol.store_address import StoreAddress
 from elasticflow.run_folder import RunFolder
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
@@ -71,8 +73,9 @@ def test_address_at_which_nobody_is_found_is_named(
 
 
 def test_place_that_the_head_has_written_to_is_shared(catalog: Catalog) -> None:
-    """It is the launch's own record that counts; nothing is said, and nothing waited for."""
-    catalog.write_job_record({"run_id": "run", "launch_id": "this launch"})
+    """Its own mark counts; nothing is said, and nothing waited for. JOB.json may be that of a process that was stopped before."""
+    catalog.mark_launch("this launch")
+    catalog.write_job_record({"run_id": "run", "launch_id": "the one before"})
     said: list[str] = []
     check_shared(catalog, INVITATION, said.append)
     assert [] == said
@@ -99,28 +102,6 @@ def test_place_of_this_machine_alone_is_refused(
     assert "snapshots.uri" in str(refused.value.remedy)
 
 
-def test_record_of_the_next_launch_is_no_copy(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine that led died after its invitation was read: who takes part looks again, and is not refused."""
-    catalog.write_job_record({"run_id": "run", "launch_id": "the next launch"})
-    monkeypatch.setattr(join, "_SEEN_ANEW_S", 60.0)
-    listener = socket.create_server(("127.0.0.1", 0))
-    address = StoreAddress("127.0.0.1", listener.getsockname()[1])
-    server = StoreServer(listener)
-    keys = server.store(address.prefix)
-    keys.set("newest", "1")
-    store = join.store_of_node(address.under("1"))
-
-    def require_newest() -> None:
-        join._require_newest(store, address.under("1"))
-        keys.set("newest", "2")
-
-    try:
-        with pytest.raises(StoreLostError, match="is over"):
-            check_shared(catalog, INVITATION, lambda _: None, require_newest)
-    finally:
-        server.close()
-
-
 @pytest.mark.parametrize("token", ["another launch's", ""])
 def test_launch_whose_port_another_one_has_by_now_is_gone(token: str) -> None:
     """This machine was cut off meanwhile; it looks for its run again, and is not refused for the token of a stranger."""
@@ -137,14 +118,12 @@ def test_record_that_is_seen_late_is_waited_for(catalog: Catalog, monkeypatch: p
     """A network's file system may show the record of the launch before for a while."""
     catalog.write_job_record({"run_id": "run", "launch_id": "the one before"})
     monkeypatch.setattr(join, "_SEEN_ANEW_S", 60.0)
-    check_shared(
-        catalog, INVITATION, lambda _: catalog.write_job_record({"run_id": "run", "launch_id": "this launch"})
-    )
+    check_shared(catalog, INVITATION, lambda _: catalog.mark_launch("this launch"))
 
 
 def test_launch_that_is_new_is_looked_for(catalog: Catalog) -> None:
     """What the launch before has written does not do for the next one."""
-    catalog.write_job_record({"run_id": "run", "launch_id": "this launch"})
+    catalog.mark_launch("this launch")
     with pytest.raises(NodeRefusedError):
         check_shared(catalog, replace(INVITATION, launch_id="the next one"), print)
 
@@ -273,3 +252,51 @@ def test_leader_in_whose_place_another_machine_leads_is_told_from_one_that_faile
     finally:
         server.close()
     assert 1 == join.lead_unless_led(request, lambda _: 1, address)
+
+
+def test_leader_that_was_passed_over_ends_as_the_launch_after_it() -> None:
+    """It was stopped after the last step: another machine has led since, and has said how the run ended."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = StoreAddress("127.0.0.1", listener.getsockname()[1])
+    server = StoreServer(listener)
+    keys = server.store(address.prefix)
+    request: Any = None
+    for number, code in (("1", ANSWER_IS_NO), ("2", FINISHED)):
+        keys.set("newest", number)
+        keys.set(f"{number}/{EXIT_CODE}", str(code))
+    try:
+        assert FINISHED == join.lead_unless_led(request, lambda _: ANSWER_IS_NO, address)
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "cancelled", "newest", "told"),
+    [
+        (FINISHED, False, "3", FINISHED),
+        (BUDGET_SPENT, False, "3", BUDGET_SPENT),
+        (INTERRUPTED, False, "3", None),
+        (INTERRUPTED, True, "3", INTERRUPTED),
+        (ANSWER_IS_NO, False, "4", None),
+        (None, False, "3", None),
+    ],
+    ids=["finished", "failed", "interrupted", "cancelled", "led anew", "continues"],
+)
+def test_run_whose_leader_was_silent_and_has_ended_it_is_not_led_anew(
+    code: int | None, newest: str, told: int | None, *, cancelled: bool
+) -> None:
+    """It was stopped after the last step for as long as others wait: a launch of theirs would end the run a second time."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = StoreAddress("127.0.0.1", listener.getsockname()[1])
+    server = StoreServer(listener)
+    keys = server.store(address.prefix)
+    keys.set("newest", newest)
+    if code is not None:
+        keys.set(f"3/{EXIT_CODE}", str(code))
+    if cancelled:
+        keys.set(f"3/{CANCELLED}", "1")
+    request: Any = None
+    try:
+        assert (7 if told is None else told) == join.lead_unless_led(request, lambda _: 7, address, 3)
+    finally:
+        server.close()

@@ -79,6 +79,7 @@ def test_agent_that_keeps_ending_is_given_up(
 
     assert ANSWER_IS_NO == code
     assert (5, 5) == (agent.starts, len(store.told))
+    assert ('"oom"' in store.told[-1]) is is_killed_for_memory
     assert agent.last_words() == said[-1]
 
 

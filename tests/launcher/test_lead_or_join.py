@@ -17,6 +17,7 @@ from elasticflow.errors import (
     RendezvousError,
     RunLockedError,
 )
+from elasticflow.launcher import join
 from elasticflow.launcher import lead_or_join as tested
 from elasticflow.launcher.supervisor.launch_record import Request
 from elasticflow.protocol.store_address import StoreAddress
@@ -44,6 +45,7 @@ class _World:
     def __init__(self, outcomes: list[int | None], *, asked: bool = False, run_id: str = "r") -> None:
         self.outcomes, self.asked, self.run_id = iter(outcomes), asked, run_id
         self.refusals: Iterator[OSError | None] = iter([])
+        self.told_late: Iterator[int | None] = iter([])
         self.said: list[str] = []
         self.lasts: list[int] = []
 
@@ -75,6 +77,7 @@ class _World:
         monkeypatch.setattr(tested, "plan_to_join", lambda *_: (plan, Place()))
         monkeypatch.setattr(tested, "why_not_served", lambda _: next(world.refusals, None))
         monkeypatch.setattr(tested, "connect", lambda _: None)
+        monkeypatch.setattr(join, "_code_told_late", lambda *_: next(world.told_late, None))
         monkeypatch.setattr(tested, "await_launch", await_launch)
         monkeypatch.setattr(tested, "Node", Node)
         monkeypatch.setattr(tested, "_AGAIN_S", 0.001)
@@ -146,6 +149,19 @@ def test_any_machine_leads_where_the_store_outlives_who_leads(monkeypatch: pytes
 
     assert 0 == world.call(3, lead)
     assert [0, 1] == world.lasts
+
+
+def test_run_that_a_silent_leader_has_ended_is_not_led_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was stopped after the last step; by the time this machine would lead, it has told its exit code."""
+    world = _World([None])
+    world.install(monkeypatch, is_store_outside=True)
+    world.told_late = iter([FINISHED])
+    tries: Iterator[LedElsewhereError] = iter([LED_ELSEWHERE])
+
+    def lead(_: Request) -> int:
+        raise next(tries)
+
+    assert FINISHED == world.call(3, lead)
 
 
 def test_another_run_at_the_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,6 +72,7 @@ MESSAGES: tuple[Message, ...] = (
     FilesSent("host-1", 3),
     NodeLeaving("n0"),
     AgentDied("host-1", "its agent ended with code 1"),
+    AgentDied("host-1", "its agent was killed by SIGKILL (memory ran out)", "oom"),
     WorkersStarted(3, "n0", (StartedWorker(0, 100, "n0"), StartedWorker(1, 101, "n0"))),
     LogLines(({"event": "step", "step": 7, "loss": 0.5, "lr": {"head": 0.1}},), held=7),
     NodeReports(({"event": "snapshot.committed", "name": "step-7", "bytes": 10},)),

@@ -193,7 +193,7 @@ def me() -> Any:
         all_true=lambda mine: mine, should_leave=False,
         phase=lambda _: None, heartbeat=nothing, progress=nothing,
         generators=generators, stoppable=stopping.Stoppable(vote), stopped=None, agree_to_stop=agree_to_stop,
-        leave_if_asked=lambda: None, leaves_untrained=False,
+        leave_if_asked=lambda: None, leaves_untrained=False, share_request=lambda: None,
         moments=Moments(), listen=lambda: None, tell=told.append, told=told, generation=1, dataset=None, is_exact=False,
         sharding=None,
     )  # fmt: skip

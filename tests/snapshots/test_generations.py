@@ -6,6 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from elasticflow.snapshots.client.messages import GiveUp
 from elasticflow.snapshots.read import verify
 
 if TYPE_CHECKING:
@@ -157,6 +158,22 @@ def test_failure_that_could_not_be_announced_is_announced_later(bench: Bench) ->
         assert bench.outcomes(clients[1].flush(20)) == [("snapshot.failed", 1)]
     (report,) = bench.flushed(clients[0], 20)
     assert report.reason == "rank 1: OSError: [Errno 27] File too large"
+
+
+def test_shards_that_a_worker_says_do_not_come_are_not_waited_for(bench: Bench) -> None:
+    """Rank 1's node cannot write at all: training would wait for ten minutes for each snapshot, once eight are open."""
+    head, other = bench.writer(), bench.writer()
+    clients = [bench.connect(w, rank, 2, local_world_size=1) for rank, w in enumerate((head, other))]
+    for client in clients:
+        client.buffer(1000)
+    with bench.small_files(other, 0):
+        for rank, client in enumerate(clients):
+            bench.share(client, 1, rank=rank)
+        (failed,) = bench.flushed(clients[1], 20)
+        clients[0].send(GiveUp("another", "no snapshot of this name is open"))
+        clients[0].send(GiveUp(failed.name, "File too large"))
+        (report,) = bench.flushed(clients[0], 20)
+    assert ("snapshot.failed", "File too large") == (report.event, report.reason)
 
 
 def test_failure_on_the_node_of_rank_0_is_heard_elsewhere(bench: Bench) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elasticflow.errors import StorageError
+from elasticflow.errors import INTERRUPTED, StorageError, StorageFullError
 from elasticflow.storage import urls
 from elasticflow.storage.objects import ObjectStore
 from elasticflow.storage.retry import Patience
@@ -94,6 +94,18 @@ def test_unwritable_folder_is_named(tmp_path: Path) -> None:
         "join(snapshots=...) of a script"
     )
     assert caught.value.remedy == expected
+
+
+def test_full_folder_is_no_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduler starts the same command again, which continues once there is room."""
+
+    def create(*_: object) -> bool:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(atomic_files, "create", create)
+    with pytest.raises(StorageFullError, match="is full: No space left on device") as caught:
+        Storage(str(tmp_path)).check_writable()
+    assert INTERRUPTED == caught.value.exit_code
 
 
 def test_a_store_that_makes_a_file_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

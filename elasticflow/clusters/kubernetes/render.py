@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
 import shlex
@@ -28,6 +29,7 @@ _REPLICATED_JOB = "node"
 _STORE = "rendezvous"
 # A pod's name, including its index, is a DNS label of at most 63 letters. The longest name is NAME-node-0-65535.
 _MOST_LETTERS = 63 - len(f"-{_REPLICATED_JOB}-0-65535")
+_DIGITS = 6  # of the id's digest, which tells names apart that are the same in small letters
 _MOST_BYTES = 1_000_000  # for the texts of a ConfigMap, which has 1 MiB in all
 
 
@@ -130,9 +132,10 @@ def _check(job: Job, table: KubernetesTable, form: Form) -> None:
 
 
 def _object_name(job: str, run_id: str) -> str:
-    """Return the name of the run's objects."""
-    whole = job if run_id == job else f"{job}-{run_id}"
-    name = re.sub(r"[^a-z0-9-]+", "-", whole.lower()).strip("-")
+    """Return the name of the run's objects; runs of a job whose ids differ in case or signs alone have different names."""
+    name = _plain(job if run_id == job else f"{job}-{run_id}")
+    if run_id not in {job, _plain(run_id)}:
+        name += f"-{hashlib.sha256(run_id.encode()).hexdigest()[:_DIGITS]}"
     if not name[:1].isalpha():  # a Service's name begins with a letter
         name = f"run-{name}"
     if len(name) > _MOST_LETTERS:
@@ -141,6 +144,10 @@ def _object_name(job: str, run_id: str) -> str:
             "give the job or the run a shorter name: --run-id",
         )
     return name
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-")
 
 
 def _endpoint(job: Job, table: KubernetesTable, name: str, form: Form) -> str:

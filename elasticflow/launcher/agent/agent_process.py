@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
     from elasticflow.launcher.agent.waiting_agent import WaitingAgent
+    from elasticflow.launcher.restarts.failure_classes import FailureClass
     from elasticflow.run_folder import RunFolder
 
 
@@ -80,14 +81,25 @@ class AgentEnd:
     Attributes:
         exit_code: As `Popen.returncode` gives it: negative is a signal.
         last_words: The end of what it and its helpers printed.
+        is_for_memory: The kernel killed it, or a helper of its, because memory ran out.
     """
 
     exit_code: int
     last_words: str = ""
+    is_for_memory: bool = False
+
+    @property
+    def failure_class(self) -> FailureClass:
+        """The class under which the budget counts it."""
+        return "oom" if self.is_for_memory else "agent_lost"
 
     @property
     def cause(self) -> str:
         """The agent's end in words: `was killed by SIGKILL`, `ended, since its snapshot writer was killed by SIGKILL`."""
+        return f"{self._how} (memory ran out)" if self.is_for_memory else self._how
+
+    @property
+    def _how(self) -> str:
         if self.exit_code < 0:
             return f"was {signal_or_code(self.exit_code)}"
         if self.exit_code == STORE_LOST:
@@ -99,10 +111,13 @@ class AgentEnd:
 
     @property
     def is_its_own_doing(self) -> bool:
-        """True if another agent may well end in the same way: neither the agent nor a helper was killed from outside."""
-        return self.exit_code not in (STORE_LOST, HELPER_KILLED) and not is_killed_from_outside(
-            self.exit_code
-        )
+        """True if another agent may well end in the same way: unless the agent or a helper was killed from outside."""
+        return self.is_for_memory or not (self.exit_code == STORE_LOST or _is_killed(self.exit_code))
+
+
+def _is_killed(exit_code: int | None) -> bool:
+    """Return whether an agent that ended with *exit_code*, or a helper of its, was killed from outside."""
+    return exit_code == HELPER_KILLED or is_killed_from_outside(exit_code)
 
 
 class AgentProcess:
@@ -137,10 +152,11 @@ class AgentProcess:
         return code
 
     def is_killed_for_memory(self) -> bool:
-        """Return whether the kernel has killed for memory since the start: the agent, which has ended, or what it started."""
+        """Return whether the agent, which has ended, or a helper of its was killed because memory ran out."""
         assert self._agent is not None
         assert self._oom_kills is not None
-        return self._oom_kills.includes(self._agent.process.pid)
+        process = self._agent.process
+        return _is_killed(process.poll()) and self._oom_kills.includes(process.pid)
 
     def end_if_stopped(self) -> None:
         """Kill the agent if a signal stopped it a while ago; to be called often."""

@@ -4,7 +4,8 @@ The store is the supervisor's own, or one that outlives supervisors: etcd, or th
 Several jobs may use the same store, each with one launch at a time, so their keys are apart:
 
     elasticflow/<job>/claim/<n>   how many processes wanted to lead the n-th launch of the job; the first does
-    elasticflow/<job>/newest      number of the newest launch
+    elasticflow/<job>/led/<n>     the n-th launch has a leader
+    elasticflow/<job>/newest      number of the newest launch, or of an earlier one: a process may stop before it writes
     elasticflow/<job>/<n>/...     keys of the n-th launch: `launcher/rendezvous/store_keys.py`
 
 A supervisor changes `head` all the time. Once it is silent another process may lead the next launch (`join.py`).
@@ -208,7 +209,10 @@ def connect(address: StoreAddress) -> ControlStore:
 
 def newest_launch(store: ControlStore) -> int:
     """Return the number of the newest launch of the job that has *store*; 0 if there was none."""
-    return int(store.get(_NEWEST)) if store.check([_NEWEST]) else 0
+    number = int(store.get(_NEWEST)) if store.check([_NEWEST]) else 0
+    while store.check([f"led/{number + 1}"]):
+        number += 1
+    return number
 
 
 def has_later_launch(launch: StoreAddress) -> bool:
@@ -237,7 +241,10 @@ def _lead(store: ControlStore, address: StoreAddress) -> int:
         number += 1
         # A process that was stopped right after its claim finds that another one has passed it over.
         if store.add(f"claim/{number}", 1) == 1 and newest_launch(store) < number:
+            store.set(f"led/{number}", "1")
             store.set(_NEWEST, str(number))
+            if newest_launch(store) > number:  # this process was stopped before these two lines
+                raise led
             # The keys of older launches are not read any more, and the store outlives all runs.
             control_store.connect(address.under(str(number - 2))).forget()
             return number

@@ -171,7 +171,7 @@ class Lifecycle:
             case NodeLost():
                 self._node_lost(event.node, event.failure_class, event.reason)
             case AgentDied():
-                self._node_lost(event.node, "agent_lost", event.error)
+                self._node_lost(event.node, event.failure_class, event.error)
             case AgentEnded():
                 self._agent_ended(event.node, event.end)
             case LogLines():
@@ -186,6 +186,7 @@ class Lifecycle:
             case ClaimFailed():  # the store may answer at the next try
                 self._failed(Cause("storage", f"no generation can be claimed: {event.error}"))
             case RunTakenOver():
+                self.verdict = None  # how the run ends is for the other launch to say
                 self._taken_over()
             case SnapshotFenced():
                 # A snapshot of an earlier generation was fenced by this launch itself.
@@ -296,7 +297,7 @@ class Lifecycle:
         is_busy = self.generation is not None and node in self.generation.nodes
         error = f"the agent of {node} {end.cause}"
         self._nodes.note_agent_end(node, end)
-        self._node_lost(node, "agent_lost", error)
+        self._node_lost(node, end.failure_class, error)
         if not is_busy and self._nodes.are_enough:
             if would_end_again(self._nodes.unready_ends(node)):  # and there are enough other nodes
                 self._do(ForgetAgent(node))
@@ -312,7 +313,7 @@ class Lifecycle:
         unready_ends = self._nodes.unready_ends(node)
         if would_end_again(unready_ends):
             error = f"the agent of {node} does not get ready, it {end.cause}\n{end.last_words}".rstrip()
-        self._failed(Cause("agent_lost", error, node), unready_ends=unready_ends)
+        self._failed(Cause(end.failure_class, error, node), unready_ends=unready_ends)
         self._nodes.expect(node)
 
     def _let_go(self) -> None:

@@ -129,7 +129,8 @@ class LocalAgents:
             tell(NodeLost(node, "preempted", "it ended before its workers had left"))
             self.forget(node)
         elif lifecycle.verdict is None:
-            tell(AgentEnded(node, AgentEnd(code, agent.last_words())))
+            end = AgentEnd(code, agent.last_words(), is_for_memory=agent.is_killed_for_memory())
+            tell(AgentEnded(node, end))
 
     def _follow(
         self, change: ScaleChange, lifecycle: Lifecycle, tell: Callable[[LifecycleEvent], None]

@@ -32,6 +32,7 @@ from elasticflow.launcher.supervisor.commands import (
     Interrupted,
     LeaveAsked,
     NodeLost,
+    RunTakenOver,
     SnapshotFenced,
     TimePassed,
 )
@@ -324,6 +325,10 @@ class Supervisor:
                         channel, generation, lambda message: self._hear_last(message, tell), is_hurried
                     )
             self._metrics.complete()
+        # This process may have been stopped since: the launch that follows ends the run.
+        if verdict.status != "interrupted" and self._launch.store.is_led_anew():
+            tell(RunTakenOver())
+            verdict = self._lifecycle.verdict or verdict
         # Messages from and to others are lost with the store; how the launch ended is not.
         with contextlib.suppress(StoreLostError):
             if (running := self._lifecycle.generation) is not None:  # on other machines, too

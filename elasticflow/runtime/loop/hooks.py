@@ -132,6 +132,8 @@ class Hooks:
         key = random_streams.hook_key(worker.seed, position.step, worker.rank, name)
         self._apart(hook, context, key)
         worker.heartbeat.phase(before)
+        if hook.all_ranks:
+            worker.share_request()
         worker.progress.go_on()
 
     def _apart(self, hook: Hook, context: HookContext, key: int) -> None:

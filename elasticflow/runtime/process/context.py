@@ -132,11 +132,17 @@ class Worker:
         """
         if self.stopped is not None:
             return None if self.stopped.by_rank is None else self.stopped.reason
-        return None if self.vote.stop_is_by_rule else self.vote.stop_wanted or None
+        return None if self.vote.stop_is_by_rule else self.vote.stop_wanted or self.vote.stop_known
 
     def agree_to_stop(self) -> None:
         """Set `stopped` if any rank requested to take no further step. Collective: every rank."""
         self.stopped = stopping.decide(self.gather_text(stopping.ballot(self.vote)))
+
+    def share_request(self) -> None:
+        """Have all ranks know if one wants no further step: a snapshot before the next vote records that. Collective: every rank."""
+        if not self.all_true(self.vote.stop_wanted is None):
+            requested = stopping.decide(self.gather_text(stopping.ballot(self.vote)))
+            self.vote.stop_known = None if requested is None else requested.reason
 
     @property
     def leaves_untrained(self) -> bool:

@@ -24,6 +24,7 @@ class Vote:
         leave_wanted: This rank was asked to exit; set by the signal handler alone.
         stop_wanted: Reason for which this rank wants no further step: the job's own reason to end training, or `LEAVE`; see
             `stopping`.
+        stop_known: Such a reason of any rank, if the ranks have exchanged it ahead of the vote.
         stop_is_by_rule: The reason comes from the job file's `train.stop_when`.
         count_wanted: One of this rank's data shards may end in the next step; see `runtime/data/shard_loader.py`.
         end_wanted: This rank's script wants training to end: `Run.stop`.
@@ -49,6 +50,7 @@ class Vote:
     def __init__(self) -> None:
         self.leave_wanted = False
         self.stop_wanted: str | None = None
+        self.stop_known: str | None = None
         self.stop_is_by_rule = False
         self.may_skip = self.may_cut_short = self.may_leave_untrained = True
         self.count_wanted = False

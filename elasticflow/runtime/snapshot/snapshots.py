@@ -98,9 +98,9 @@ class Snapshots:
         self._unchecked: tuple[StateRecord, Manifest] | None = None
         self._catalog = Catalog.of_run(policy, worker.run_folder, worker.run_id)
         self._client = writer_connection.connect(worker, policy, self._catalog.prefix, state)
-        # While this rank waits for a slow store.
-        self._client.waiting = worker.heartbeat.beat
         self._reports = WriterReports(worker, self._client, self._catalog)
+        # While this rank waits for a slow store.
+        self._client.waiting = self._reports.wait
         self._metadata = SnapshotMetadata(worker, state, schedule, self._fingerprints())
         self._planner = ShardPlanner(worker.rank, worker.world_size)
         self._copier = copier_for(worker.device, state.optimizers.values())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from elasticflow import events
 from elasticflow.errors import RunTakenOverError
 from elasticflow.runtime.process.sharded_tensors import part_of
-from elasticflow.snapshots.client.messages import FENCED, PersistBegun, SnapshotReport, as_event
+from elasticflow.snapshots.client.messages import FENCED, GiveUp, PersistBegun, SnapshotReport, as_event
 from elasticflow.snapshots.client.staging import StagingClient
 from elasticflow.snapshots.client.writer_process import WriterStart, start_writer
 from elasticflow.system import forked_children
@@ -55,6 +55,8 @@ class WriterReports:
         """
         me = self._me
         for report in reports:
+            if isinstance(report, SnapshotReport) and report.event == events.SNAPSHOT_FAILED:
+                self._tell_other_nodes(report)
             if isinstance(report, PersistBegun):
                 self.log_staged(**vars(report))
             # Under our agent the writer's own reports become events.
@@ -65,6 +67,22 @@ class WriterReports:
                     me.event(events.EVENTS[fields.pop("event")], **fields)
                 if isinstance(report, SnapshotReport) and report.event == events.SNAPSHOT_FAILED:
                     self._tell_of_failed(report)
+
+    def wait(self) -> None:
+        """Report that this rank lives, while it waits for the writer, and tell the writer which snapshots failed on other nodes."""
+        me = self._me
+        me.heartbeat.beat()
+        if me.rank != 0 or me.store is None:
+            return
+        for name in self._client.open_names:
+            if me.store.check([key := _failure_key(name)]):
+                self._client.send(GiveUp(name, me.store.get(key).decode()))
+
+    def _tell_other_nodes(self, report: SnapshotReport) -> None:
+        """Tell rank 0, whose node commits and waits for this node's shards: this node may not be able to write that on the store."""
+        me = self._me
+        if me.local_rank == 0 and me.rank != 0 and me.store is not None:
+            me.store.set(_failure_key(report.name), report.reason or "")
 
     def _tell_of_failed(self, report: SnapshotReport) -> None:
         if report.reason == FENCED:
@@ -89,6 +107,10 @@ class WriterReports:
             if single is not None:
                 me.event(events.STAGING_SINGLE, reason=single)
                 self._client.single = None
+
+
+def _failure_key(name: str) -> str:
+    return f"snapshot/{name}/failed"
 
 
 def connect(me: Worker, settings: SnapshotSettings, prefix: str, state: State) -> StagingClient:

@@ -136,6 +136,14 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class GiveUp:
+    """The shards of snapshot *name* that other nodes write do not come, for a *reason*: the writer need not wait for them."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Describe:
     """The layout of the following shards in their slots; labels refer to it by *number*, which the worker counts up."""
 
@@ -374,6 +382,7 @@ ToWriter = (
     | Reserve
     | GiveBack
     | Stage
+    | GiveUp
     | Describe
     | RequestPersist
     | Recall

@@ -329,6 +329,11 @@ class StagingClient:
         return self._requested is not None
 
     @property
+    def open_names(self) -> frozenset[str]:
+        """Names of the staged snapshots without an outcome."""
+        return frozenset(self._open)
+
+    @property
     def is_awaiting(self) -> bool:
         """True while a staged snapshot has no outcome, or a request is not fulfilled."""
         return bool(self._open) or self._requested is not None

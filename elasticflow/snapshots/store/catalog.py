@@ -278,6 +278,14 @@ class Catalog:
         """Return JOB.json's content, its damage, or None if there is none."""
         return self._record(_JOB)
 
+    def mark_launch(self, launch_id: str) -> None:
+        """Let other machines see the launch: JOB.json may be an older one's again, whose process was stopped before it wrote."""
+        self.storage.create(self.prefix + run_folder.launch_file(launch_id), launch_id.encode())
+
+    def has_launch(self, launch_id: str) -> bool:
+        """Return whether the launch was marked here."""
+        return self.storage.exists(self.prefix + run_folder.launch_file(launch_id))
+
     def write_stop(self, record: Mapping[str, Any]) -> None:
         """Write STOPPED.json: the job's own code ended training at a step before its length."""
         self.storage.write(f"{self.prefix}{_STOP}", [json.dumps(record).encode()])

@@ -95,7 +95,7 @@ class Committer:
                 pending.name,
                 others,
                 self._start.limits.shares_s,
-                lambda: self._pending_snapshots.is_current(pending),
+                lambda: self._may_come(pending),
             )
         record = self._manifest(pending, files)
         fault_injection.reach("commit.before_fence")
@@ -114,6 +114,12 @@ class Committer:
         if others:
             self._publisher.remove_records(pending.name, others)
         return record
+
+    def _may_come(self, pending: PendingSnapshot) -> bool:
+        """Return whether the shards of other nodes may still come; raise CommitRefusedError if one of these nodes has said no."""
+        if pending.lost is not None:
+            raise CommitRefusedError(pending.lost)
+        return self._pending_snapshots.is_current(pending)
 
     def _manifest(self, pending: PendingSnapshot, files: list[WrittenFile]) -> Manifest:
         assert pending.record is not None, "rank 0 hands the record over with its shard"

@@ -30,6 +30,7 @@ from elasticflow.snapshots.client.messages import (
     TO_WRITER,
     Describe,
     GiveBack,
+    GiveUp,
     Hello,
     Invalidate,
     Load,
@@ -200,6 +201,8 @@ class Writer:
                 self._reserve(worker, message)
             case Stage():
                 self._stage(worker, message)
+            case GiveUp():
+                self._pending_snapshots.give_up(message.name, message.reason)
             case Load():
                 self._load_service.load(worker, message.name, is_whole=message.is_whole)
             case Unload():

@@ -49,6 +49,7 @@ class PendingSnapshot:
         listeners: Ranks that receive the outcome.
         is_complete: No more shards can come.
         is_alone: This node writes the shards of all ranks, though the group was on several nodes.
+        lost: The reason why the shards of another node do not come; None: they may come.
     """
 
     name: str
@@ -66,6 +67,7 @@ class PendingSnapshot:
     reason: str = ""
     is_complete: bool = False
     is_alone: bool = False
+    lost: str | None = None
 
     @property
     def role(self) -> Role:
@@ -184,6 +186,12 @@ class PendingSnapshots:
                 pending.state = State.WRITTEN
             self._changed.notify_all()
         self.on_room()
+
+    def give_up(self, name: str, reason: str) -> None:
+        """Note that another node's shards of snapshot *name* do not come, if it is open."""
+        with self._changed:
+            if (pending := self._open.get(name)) is not None:
+                pending.lost = reason
 
     def refuse(self, pending: PendingSnapshot, reason: str) -> bool:
         """Forbid the commit of *pending*; False if it is committed already: the caller has to set it aside."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -178,6 +179,16 @@ def test_command_is_the_same_in_every_pod() -> None:
         *("--set", "train.epochs=3", "--set", "nodes.endpoint=small-second-0.small-second:29400"),
         *("--node-rank", "$(JOB_COMPLETION_INDEX)"),
     ] == container["command"]
+
+
+def test_runs_whose_ids_are_the_same_in_small_letters_have_objects_of_their_own() -> None:
+    """The manifest of the second one would replace the first one's job file."""
+    ids = ("trial", "Trial", "TRIAL", "a-b", "a.b", "a_b")
+    names = [objects(rendered("small", run_id=each))["Job"]["metadata"]["name"] for each in ids]
+
+    assert ["small-trial", "small-a-b"] == [names[0], names[3]]
+    assert len(ids) == len(set(names))
+    assert all(re.fullmatch("small-(trial|a-b)-[0-9a-f]{6}", names[number]) for number in (1, 2, 4, 5))
 
 
 def test_store_of_the_jobs_own_is_where_the_pods_meet() -> None:

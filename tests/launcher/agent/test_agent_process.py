@@ -177,6 +177,7 @@ def test_last_words_are_the_end_of_all_agents_output(agent: AgentProcess, tmp_pa
     ("end", "cause", "is_its_own_doing"),
     [
         (AgentEnd(-9), "was killed by SIGKILL", False),
+        (AgentEnd(-9, is_for_memory=True), "was killed by SIGKILL (memory ran out)", True),
         (AgentEnd(-11), "was killed by SIGSEGV", True),
         (AgentEnd(STORE_LOST, "x\n"), "ended, since the launch's store does not answer", False),
         (
@@ -197,7 +198,7 @@ def test_last_words_are_the_end_of_all_agents_output(agent: AgentProcess, tmp_pa
 def test_how_an_agent_ended_is_said_by_its_cause(
     end: AgentEnd, cause: str, *, is_its_own_doing: bool
 ) -> None:
-    """A helper's end is the agent's reason; whoever was killed from outside may fare better next time."""
+    """A helper's end is the agent's reason; whoever was killed from outside may fare better next time, unless memory ran out."""
     assert (cause, is_its_own_doing) == (end.cause, end.is_its_own_doing)
 
 

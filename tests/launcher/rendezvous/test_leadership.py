@@ -182,6 +182,27 @@ def test_claim_that_was_passed_over_is_given_up(
     assert 2 == newest_launch(keys)
 
 
+def test_claim_that_was_passed_over_in_its_last_moment_sets_nothing_back(
+    served: StoreAddress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process was stopped after it had looked: what it writes once it continues is older than what stands there."""
+    plan = plan_for(served, tmp_path)
+    keys = control_store.connect(store_address_of(plan, served.host, served.port), ORDERS)
+    write, is_first, later = type(keys).set, iter([True]), list[Any]()
+
+    def stop_and_write(store: Any, key: str, value: str) -> None:
+        if key in {"led/1", "newest"} and next(is_first, False):
+            later.append(open_store(plan))
+        write(store, key, value)
+
+    monkeypatch.setattr(type(keys), "set", stop_and_write)
+    with pytest.raises(errors.LedElsewhereError):
+        open_store(plan)
+    assert 2 == newest_launch(keys)
+    assert [False] == [each.is_led_anew() for each in later]
+    later[0].close()
+
+
 def test_head_is_silent_once_its_number_stands_still(served: StoreAddress) -> None:
     """So is one that never gave a sign."""
     keys = control_store.connect(served, ORDERS)

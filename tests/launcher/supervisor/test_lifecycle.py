@@ -234,6 +234,25 @@ def test_agent_that_dies_again_and_again_ends_with_3(trial: Trial) -> None:
     assert ("failed", errors.BUDGET_SPENT) == trial.ended
 
 
+def test_agent_killed_for_memory_is_charged_each_time(trial: Trial) -> None:
+    """As a worker is: with steps in between it would be started again without end."""
+    end = AgentEnd(-9, is_for_memory=True)
+    for steps in range(1, trial.budget + 1):
+        trial.begin()
+        trial.step(7 * steps)
+        assert trial.agent_died("n0", end)
+        trial.wait(120)
+    trial.begin()
+    trial.step(70)
+
+    assert not trial.agent_died("n0", end)
+    assert ("failed", errors.BUDGET_SPENT) == trial.ended
+    assert ("oom", "the agent of n0 was killed by SIGKILL (memory ran out)") == (
+        trial.verdict.fields["class"],
+        trial.verdict.fields["error"],
+    )
+
+
 def test_agent_that_never_gets_ready_fails_with_its_last_words(trial: Trial) -> None:
     """It ends in the same way each time before it can start anything: no kill, so trying on would be of no use."""
     ends = [AgentEnd(1, f"Traceback of {pid}\nImportError: libgomp.so.1, process {pid}") for pid in range(3)]

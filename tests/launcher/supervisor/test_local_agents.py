@@ -17,6 +17,7 @@ def test_agent_that_was_stopped_before_it_was_ready_is_ended() -> None:
         end_if_stopped=lambda: ended.append(-signal.SIGKILL),
         exit_code=lambda: ended[-1] if ended else None,
         last_words=lambda: "",
+        is_killed_for_memory=lambda: False,
     )
     orphans = SimpleNamespace(look=lambda _: None, pursue=lambda _: False)
     agents: Any = SimpleNamespace(_agents={"n0": agent}, _leaving=set(), _orphans=orphans, _changes=[])

@@ -17,6 +17,8 @@ from elasticflow.run_folder import RunFolder
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.launcher.lifecycle_trial import Trial
+
 
 @pytest.mark.parametrize("signals", [0, 1, 2])
 def test_one_signal_does_not_cut_the_last_snapshot_of_a_finished_run_short(
@@ -65,3 +67,30 @@ def test_launch_that_ends_at_once_stops_its_workers_on_other_machines(tmp_path: 
     (tmp_path / "cancel").touch()
     Supervisor._close(supervisor, channel, lambda _: None, verdict)
     assert ("end", (75, True)) == told[-1]
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "ends"), [("finished", 0, 1), ("failed", 3, 1), ("interrupted", 75, 75)]
+)
+def test_end_of_a_run_is_for_the_launch_that_has_taken_it_over_to_say(
+    trial: Trial, tmp_path: Path, status: str, code: int, ends: int
+) -> None:
+    """This process was stopped after the last step, and another machine leads by now: of two that say "finished" one is too many."""
+    verdict = Verdict(status, code, events.RUN_FINISHED, {})
+    trial.lifecycle.verdict = verdict
+    supervisor: Any = SimpleNamespace(
+        _asked=LeaveRequests(),
+        _cancel=CancelMark(tmp_path / "cancel"),
+        _heeded=0,
+        _launch=SimpleNamespace(
+            store=SimpleNamespace(outlive_store=lambda: None, is_led_anew=lambda: True),
+            request=SimpleNamespace(folder=RunFolder(tmp_path)),
+        ),
+        _lifecycle=trial.lifecycle,
+        _agents=SimpleNamespace(end=lambda: None, nodes=set()),
+        _conclude=lambda verdict: verdict.exit_code,
+    )
+    channel: Any = SimpleNamespace(stop=lambda *_, **__: None, await_notice=lambda *_: None, take=list)
+
+    assert ends == Supervisor._close(supervisor, channel, trial.on, verdict)
+    assert ("taken_over" == trial.verdict.fields.get("class")) is (status != "interrupted")

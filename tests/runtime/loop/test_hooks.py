@@ -225,6 +225,25 @@ def test_other_ranks_call_what_all_ranks_are_to(me: Any, tmp_path: Path) -> None
     assert calls == ["on_start {}"]
 
 
+def test_ranks_learn_of_the_stop_that_a_hook_of_all_ranks_requests(
+    me: Any, started: Callable[..., Hooks]
+) -> None:
+    """Before a snapshot is taken; a hook that rank 0 alone calls tells rank 0 alone, which writes the snapshot's record."""
+    shared: list[str | None] = []
+    me.share_request = lambda: shared.append(me.vote.stop_wanted)
+
+    def hook(context: HookContext) -> None:
+        if context.step == 2:
+            raise StopTraining("enough")
+
+    started(Model(), on_step=hook).after_step(at(1))
+    assert [] == shared
+    hooks = started(Model(), on_step=Hook(hook, "mine:f", all_ranks=True))
+    hooks.after_step(at(1))
+    hooks.after_step(at(2))
+    assert [None, "enough"] == shared
+
+
 def test_an_error_tells_which_hook(started: Callable[..., Hooks]) -> None:
     """Its traceback is the job's own; the model's mode is put back all the same."""
     model = Model()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from elasticflow import StopTraining
 from elasticflow.runtime.process import stopping
+from elasticflow.runtime.process.context import Worker
 from elasticflow.runtime.process.votes import Vote
 
 if TYPE_CHECKING:
@@ -21,6 +23,20 @@ def test_the_first_reason_counts() -> None:
         raise StopTraining
     stopping.request_stop(vote, StopTraining("later"))
     assert vote.stop_wanted == "no reason given"
+
+
+def test_snapshot_of_rank_0_records_what_another_rank_has_requested() -> None:
+    """By a hook, after the step's vote: a run that is killed before the next vote ends at that step nevertheless."""
+    votes = Vote(), Vote()
+    stopping.request_stop(votes[1], StopTraining("enough"))
+    ballots = [stopping.ballot(vote) for vote in votes]
+    for vote in votes:
+        me: Any = SimpleNamespace(
+            vote=vote, all_true=lambda _: False, gather_text=lambda _: ballots, stopped=None
+        )
+        Worker.share_request(me)
+        assert "enough" == Worker.own_reason_to_stop(me)
+    assert ["", "!enough"] == [stopping.ballot(vote) for vote in votes]
 
 
 def test_reason_of_a_loader_process_is_its_last_line() -> None:
