@@ -54,6 +54,10 @@ def carried_in(frame: FrameType, line: int) -> Iterator[tuple[str, Any]]:
     only_shown = shown - _carried(passes_around(file, line, _values_of(frame)))
     for name in _carried(passes_around(file, line)) - only_shown:
         value = frame.f_locals.get(name)
+        if isinstance(value, dict) and any(
+            is_several_numbers(leaf.value) for leaf in reachable.leaves({name: value}, {})
+        ):
+            yield name, value
         for each in value if isinstance(value, tuple) else (value,):
             if is_several_numbers(each) or (isinstance(each, list) and name in _shuffled(file)):
                 yield name, each

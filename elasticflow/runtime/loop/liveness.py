@@ -154,7 +154,8 @@ class _Backwards:
                 and any(_name_of(each) in _WEIGHTS for each in ast.walk(loop.iter))
                 and any(map(_is_in_place, _walk(*loop.body)))
             ):
-                body |= read_in(*loop.body)
+                inner = (each for each in _walk(*loop.body) if isinstance(each, ast.For))
+                body |= read_in(*loop.body) - {flow.path for each in inner for flow in _flows_of(each)}
             head = _without(body, targets)
             if isinstance(loop, ast.While) and counts:
                 head |= read_in(loop.test)

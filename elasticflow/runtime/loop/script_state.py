@@ -301,8 +301,8 @@ class ScriptState:
                 )
 
     def _tell_of_counters(self, variables: Mapping[str, Any], files: set[str]) -> None:
-        """Tell of numbers that change with the steps in objects around a kept optimizer: a trainer, a schedule made by hand."""
-        kept_ids = {id(optimizer) for optimizer in self._state.optimizers.values()}
+        """Tell of numbers that change with the steps in objects around the model or a kept optimizer: a trainer, a schedule made by hand."""
+        kept_ids = {id(each) for each in (self._state.model, *self._state.optimizers.values())}
         own = {id(value) for value in self._state.objects.values()}  # these have a state of their own
         for name, holder in _holders_of(kept_ids, own, variables):
             # `self` is the script's `trainer`.

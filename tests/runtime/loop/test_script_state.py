@@ -424,6 +424,28 @@ def test_a_number_that_changes_beside_an_optimizer_is_told(me: Any) -> None:
     )
 
 
+class Estimator:
+    """Counts its calls, for a file's name, and has a model whose optimizer is elsewhere."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.net, self.seen_batches = net, 0
+
+    def note(self) -> None:
+        """Count a call."""
+        self.seen_batches += 1
+
+
+def test_a_number_that_changes_beside_the_model_is_told(me: Any) -> None:
+    """A callback may save a file by it."""
+    script = Script(me)
+    estimator = Estimator(script.model)
+    script.keep()
+    for _ in range(2):
+        estimator.note()
+        script.step()
+    assert script.told == {"estimator.seen_batches": COUNTER}
+
+
 class Environment:
     """What an agent plays in."""
 
@@ -504,21 +526,23 @@ def test_a_number_that_is_kept_and_handed_back_is_not_told(me: Any) -> None:
 
 
 def test_what_one_pass_leaves_to_the_next_is_told(me: Any) -> None:
-    """A prefetched batch, an observation and a hidden state; not what each pass makes, sums to be printed, or a kept tensor."""
+    """A prefetched batch, an observation, a hidden state and an inner optimizer's state; not what each pass makes, sums to be printed, or a kept tensor."""
     script, queue, total = Script(me), torch.zeros(3), torch.zeros(())
     inputs, targets = torch.rand(2), torch.rand(2)
     observed, hidden = np.zeros(3), (torch.zeros(2), torch.zeros(2))
-    result = torch.zeros(2)
+    result, slots = torch.zeros(2), {"state": {0: torch.zeros(2)}}
     script.keep(queue=queue)
     for number in range(2):
         result = inputs * targets
+        moments = dict(slots)["state"][0]
+        slots = {"state": {0: moments + 1}}
         inputs, targets = torch.rand(2), torch.rand(2)
         observed = observed + number
         hidden = (hidden[0] + 1, hidden[1] + 1)
         total = total + result.sum()
         queue += result.sum()
         script.step()
-    assert script.told == dict.fromkeys(("inputs", "targets", "observed", "hidden"), CARRIED)
+    assert script.told == dict.fromkeys(("inputs", "targets", "observed", "hidden", "slots"), CARRIED)
 
 
 def test_what_one_pass_writes_into_for_the_next_is_told(me: Any) -> None:
@@ -834,7 +858,7 @@ def test_a_look_does_not_walk_through_the_layers_of_a_model(me: Any, monkeypatch
 
 
 def test_what_each_pass_makes_anew_is_not_told(me: Any) -> None:
-    """The optimizer and the copy of an inner loop, as MAML has them; but an optimizer that only some passes replace."""
+    """The optimizer, the copy and the weights of an inner loop, as MAML has them; but an optimizer that only some passes replace."""
     script = Script(me)
     script.keep()
     now_and_then = None
@@ -845,6 +869,9 @@ def test_what_each_pass_makes_anew_is_not_told(me: Any) -> None:
         for _ in range(2):
             adapted = copy.deepcopy(script.model)
             adapted(torch.zeros(1, 2))
+        for weight in reversed([*script.model.state_dict().values()]):
+            for moved in (weight + 1, weight + 2):
+                weight.copy_(moved)
         if number == 1:
             now_and_then = SGD(nn.Linear(2, 1).parameters(), lr=0.1)
         script.step()
@@ -1195,13 +1222,13 @@ class PathLength:
     """Compares lengths with their mean, as StyleGAN2 does."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.model, self.mean, self.last = model, torch.zeros(()), torch.zeros(())
+        self.model, self.mean, self.newest = model, torch.zeros(()), torch.zeros(())
 
     def update(self, value: float) -> None:
         """Take a length in."""
         mean = self.mean.lerp(torch.tensor(value), 0.5)
         self.mean.copy_(mean)
-        self.last = torch.tensor(value)
+        self.newest = torch.tensor(value)
 
 
 def test_means_that_an_object_computes_from_themselves_are_told(me: Any) -> None:
