@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections import ChainMap
 from functools import cache
 from types import CodeType, FunctionType
@@ -85,11 +86,11 @@ def deciders_in(frame: FrameType, line: int) -> Iterator[tuple[str, Any, Any]]:
     paths |= {path for each in passes for path in each.ends if isinstance(value_at(path), bool)}
     found = {path: value_at(path) for path in sorted(paths)}
     for path, value in found.items():
-        inside = [each for inner, each in found.items() if inner.startswith(f"{path}.")]
+        inside = [each for inner, each in found.items() if inner.startswith((f"{path}.", f"{path}["))]
         # These are looked at where nothing else of an object is read.
         is_numbers = inside and all(type(each) in (int, float, np.float64) for each in inside)
         if value is not None and not is_numbers:
-            yield path, value, value_at(path.rpartition(".")[0])
+            yield path, value, value_at(_place_of_owner(path))
 
 
 def carried_by_functions(frame: FrameType, line: int) -> Iterator[tuple[str, Any, Any]]:
@@ -106,9 +107,7 @@ def carried_by_functions(frame: FrameType, line: int) -> Iterator[tuple[str, Any
         held = {path[1:]: each for path, each in reachable.inside_of("", function, {})}  # by `.name`
         inside = _values_in(ChainMap(held, function.__globals__))
         for path in _carried_by(function.__code__, inside, is_result_used=name in used):
-            place, _, key = path.removesuffix("']").partition("['")
-            owner = inside(place if key else path.rpartition(".")[0])
-            yield path, owner.get(key) if key and isinstance(owner, dict) else inside(path), owner
+            yield path, inside(path), inside(_place_of_owner(path))
 
 
 def _carried_by(code: CodeType, value_at: Callable[[str], Any], *, is_result_used: bool) -> list[str]:
@@ -269,12 +268,19 @@ def accumulated_by(kind: Any) -> Mapping[str, bool]:
         for node in nodes_of(file)
         if isinstance(node, ast.ClassDef) and node.name == name
     ]
+    methods = [each for body in bodies for each in body if isinstance(each, ast.FunctionDef)]
+    changes = [(method, flow) for method in methods for flow in flows_in(*method.body)]
+    filled = {
+        flow.path
+        for method, flow in changes
+        if isinstance(flow.target, ast.Subscript) and not depends_on_itself(method, flow.path)
+    }
     return {
         flow.path.removeprefix("self."): flow.is_call
-        for method in (each for body in bodies for each in body if isinstance(each, ast.FunctionDef))
-        for flow in flows_in(*method.body)
-        # A storage computes one row from the next; a history moves all of them up.
-        if flow.path.startswith("self.") and not flow.is_of_row and depends_on_itself(method, flow.path)
+        for method, flow in changes
+        # A storage computes one row from the next, or scales what it was filled with; a history moves all rows up.
+        if flow.path.startswith("self.") and flow.path not in filled and not flow.is_of_row
+        if depends_on_itself(method, flow.path)
     }
 
 
@@ -297,13 +303,19 @@ def _values_of(frame: FrameType) -> Callable[[str], Any]:
 
 def _values_in(variables: Mapping[str, Any]) -> Callable[[str], Any]:
     def value_at(path: str) -> Any:
-        first, *attributes = path.split(".")
-        value = variables.get(first)
-        for attribute in attributes:
-            value = getattr(value, "__dict__", {}).get(attribute)
+        first, *inner = re.findall(r"\['[^']*'\]|[^.\[]+", path) or [""]
+        value: Any = variables.get(first)
+        for place in inner:
+            is_item = place.startswith("[") and isinstance(value, dict)
+            value = value.get(place[2:-2]) if is_item else getattr(value, "__dict__", {}).get(place)
         return value
 
     return value_at
+
+
+def _place_of_owner(path: str) -> str:
+    """Return `self.state` of `self.state.step` and of `self.state['step']`."""
+    return path[: path.rfind("[")] if path.endswith("]") else path.rpartition(".")[0]
 
 
 def _names_in(nodes: Iterable[ast.AST]) -> set[str]:

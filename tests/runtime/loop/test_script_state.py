@@ -802,6 +802,27 @@ def test_a_number_by_which_the_script_saves_a_file_is_told(me: Any) -> None:
     assert script.told == {"best": COUNTER, "trainer.best": COUNTER}
 
 
+def test_a_number_by_which_a_function_saves_is_told(me: Any) -> None:
+    """By a comparison that it is given, as the best accuracy of the ImageNet example, or those in a list; a count in a dict, as BigGAN's; not a mean that it is given."""
+    script, lowest, mean, bests = Script(me), 9.0, 0.0, [9.0]
+    state, kept, save_checkpoint = {"itr": 0, "best": 9}, {"itr": 0}, print
+    script.keep(counts=kept)
+    for number in range(3):
+        loss = 3.0 - number
+        is_best = loss < lowest
+        lowest = min(loss, lowest)
+        mean = (mean + loss) / 2
+        save_checkpoint({"lowest": lowest}, mean, is_best)
+        save_checkpoint({}, loss < bests[0])
+        bests[0] = min(loss, bests[0])
+        state["itr"] += 1
+        kept["itr"] += 1
+        if state["itr"] % 9 == 0 or kept["itr"] % 9 == 0:
+            save_checkpoint({})
+        script.step()
+    assert script.told == {"lowest": COUNTER, "bests": RECORD, "state['itr']": COUNTER}
+
+
 def test_a_loop_in_another_file_of_the_script_is_read(me: Any, tmp_path: Path) -> None:
     """As where a base class has the loop, and a subclass in a file of its own the pass; not where an installed package has it."""
     loop = """
@@ -1328,6 +1349,21 @@ def test_a_checkpoint_of_live_weights_is_no_copy(me: Any) -> None:
     assert script.told == {}
 
 
+def test_a_record_of_norms_by_parameter_is_no_copy(me: Any) -> None:
+    """As DeepSDF's; nor are the norms of one step."""
+    script = Script(me)
+    record: dict[str, list[float]] = {"weight": [], "bias": []}
+    norms: dict[str, Tensor] = {}
+    script.keep()
+    for _ in range(3):
+        for name, weight in script.model.named_parameters():
+            norms[name] = weight.detach().norm()
+            record[name].append(float(norms[name]))
+        script.step()
+        script.snapshot()
+    assert script.told == {}
+
+
 def test_what_is_only_shown_is_not_told(me: Any) -> None:
     """A mean of losses in a progress bar, and a count by which a picture is made that the next pass makes anew before it learns."""
     script, bar = Script(me), SimpleNamespace(set_description=print)
@@ -1428,7 +1464,7 @@ def test_the_branches_of_a_condition_are_read_apart(me: Any) -> None:
         state["scale"] = 3 + number
         script.step()
         script.snapshot()
-    assert script.told == {"scale": COUNTER, "state": RECORD}
+    assert script.told == {"scale": COUNTER, "state['scale']": COUNTER}
 
 
 def test_a_number_in_a_closure_for_the_optimizer_is_told(me: Any) -> None:
