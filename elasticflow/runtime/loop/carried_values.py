@@ -25,6 +25,7 @@ from elasticflow.runtime.loop.liveness import (
     end_of,
     flows_in,
     passes_around,
+    path_of,
     read_in,
     shown_in,
     used_in,
@@ -52,8 +53,10 @@ def carried_in(frame: FrameType, line: int) -> Iterator[tuple[str, Any]]:
     """
     file = frame.f_code.co_filename
     shown = frozenset().union(*map(shown_in, loops_around(file, line)))
-    only_shown = shown - _carried(passes_around(file, line, _values_of(frame)))
-    for name in _carried(passes_around(file, line)) - only_shown:
+    value_at, passes = _values_of(frame), passes_around(file, line)
+    only_shown = shown - _carried(passes_around(file, line, value_at))
+    changed = _changed_by_calls(file, line, value_at) & frozenset().union(*(each.head for each in passes))
+    for name in (_carried(passes) | changed) - only_shown:
         value = frame.f_locals.get(name)
         if isinstance(value, dict) and any(
             is_several_numbers(leaf.value) for leaf in reachable.leaves({name: value}, {})
@@ -100,9 +103,9 @@ def carried_by_functions(frame: FrameType, line: int) -> Iterator[tuple[str, Any
     """
     file, value_at = frame.f_code.co_filename, _values_of(frame)
     used = frozenset().union(*(each.head for each in passes_around(file, line, value_at, by_arguments=False)))
-    for name in _called_at(file, line):
-        function = inspect.unwrap(value_at(name)) if isinstance(value_at(name), FunctionType) else None
-        if not isinstance(function, FunctionType) or not is_own_code(function.__code__.co_filename):
+    for name in sorted({ast.unparse(call.func) for call in _calls_at(file, line)}):
+        function = _own_function(value_at(name))
+        if function is None:
             continue
         held = {path[1:]: each for path, each in reachable.inside_of("", function, {})}  # by `.name`
         inside = _values_in(ChainMap(held, function.__globals__))
@@ -115,10 +118,7 @@ def _carried_by(code: CodeType, value_at: Callable[[str], Any], *, is_result_use
         own = {*code.co_varnames, *code.co_cellvars}
         _BY_FUNCTION[code, is_result_used] = [
             path
-            for node in nodes_of(code.co_filename)
-            if isinstance(node, ast.FunctionDef) and node.name == code.co_name
-            # In the line of the first decorator.
-            if code.co_firstlineno == min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            for node in _definitions_of(code)
             for path in sorted({flow.path for flow in flows_in(*node.body)})
             if path.partition(".")[0].partition("[")[0] not in own
             and path in used_in(node, value_at, is_result_used=is_result_used)
@@ -127,11 +127,50 @@ def _carried_by(code: CodeType, value_at: Callable[[str], Any], *, is_result_use
     return _BY_FUNCTION[code, is_result_used]
 
 
+def _changed_by_calls(file: str, line: int, value_at: Callable[[str], Any]) -> set[str]:
+    """Return the variables that the loops around *line* give to functions which compute them from themselves, in place: a pool of samples."""
+    found: set[str] = set()
+    for call in _calls_at(file, line):
+        function = _own_function(value_at(ast.unparse(call.func)))
+        if function is not None:
+            changed = _changed_by(function.__code__)
+            given = zip(function.__code__.co_varnames, call.args, strict=False)
+            found |= {path_of(each) for name, each in given if name in changed}
+    return found
+
+
 @cache
-def _called_at(file: str, line: int) -> list[str]:
-    """Return the functions that the loops around *line* call, as they are written."""
+def _changed_by(code: CodeType) -> frozenset[str]:
+    flows = [(node, flow) for node in _definitions_of(code) for flow in flows_in(*node.body)]
+    assigned = (flow for _, flow in flows if isinstance(flow.target, ast.Name))
+    bound = {flow.path for flow in assigned if not flow.is_call and not flow.keeps}
+    return frozenset(
+        flow.path for node, flow in flows if flow.path not in bound and depends_on_itself(node, flow.path)
+    )
+
+
+def _own_function(value: Any) -> FunctionType | None:
+    """Return a function of the script's, without its decorators; None for all else."""
+    function = inspect.unwrap(value) if isinstance(value, FunctionType) else None
+    is_own = isinstance(function, FunctionType) and is_own_code(function.__code__.co_filename)
+    return function if is_own else None
+
+
+def _definitions_of(code: CodeType) -> list[ast.FunctionDef]:
+    # A function begins in the line of its first decorator.
+    return [
+        node
+        for node in nodes_of(code.co_filename)
+        if isinstance(node, ast.FunctionDef) and node.name == code.co_name
+        if code.co_firstlineno == min([node.lineno, *(each.lineno for each in node.decorator_list)])
+    ]
+
+
+@cache
+def _calls_at(file: str, line: int) -> tuple[ast.Call, ...]:
+    """Return the calls in the loops around *line*."""
     nodes = (each for loop in loops_around(file, line) for each in ast.walk(loop))
-    return sorted({ast.unparse(each.func) for each in nodes if isinstance(each, ast.Call)})
+    return tuple(each for each in nodes if isinstance(each, ast.Call))
 
 
 @cache

@@ -545,6 +545,25 @@ def test_what_one_pass_leaves_to_the_next_is_told(me: Any) -> None:
     assert script.told == dict.fromkeys(("inputs", "targets", "observed", "hidden", "slots"), CARRIED)
 
 
+def sampled(pool: Tensor, storage: Tensor) -> Tensor:
+    """Return samples that continue from those of the pool, and put them back, as an energy-based model does."""
+    samples = pool[:2] + 1
+    pool[:2] = samples
+    storage[:2] = 3
+    return samples
+
+
+def test_a_tensor_that_a_function_changes_is_told(me: Any) -> None:
+    """Not the storage that it fills, what each pass makes, or a kept tensor."""
+    script, pool, kept, storage = Script(me), torch.zeros(3), torch.zeros(3), torch.zeros(3)
+    script.keep(kept=kept)
+    for _ in range(2):
+        made = torch.zeros(3)
+        loss = sampled(pool, storage).sum() + sampled(kept, storage).sum() + sampled(made, storage).sum()
+        script.step(loss.item)
+    assert script.told == {"pool": CARRIED}
+
+
 def test_what_one_pass_writes_into_for_the_next_is_told(me: Any) -> None:
     """The perturbation of free adversarial training, a center, counts; not storage that each pass fills, or a kept tensor."""
     script, storage, shown = Script(me), torch.zeros(3), torch.zeros(3)
