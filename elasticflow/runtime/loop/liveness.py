@@ -232,9 +232,12 @@ class _Backwards:
                 used |= _used_by(each, self._value_at) | _decides_on_file(each, self._flags)
                 used |= _given_to(each, self._value_at) if self._by_arguments else set()
         for flow in flows:
-            is_used = {flow.path, flow.path.rpartition("[")[0]} & live or _is_rate(flow.target)
+            owner = flow.path.rpartition("[")[0]
+            is_used = {flow.path, owner} & live or _is_rate(flow.target)
             used |= read_in(*flow.sources) if is_used and not self._counts_all else set()
-            used |= _beginnings_of(flow.path) if flow.keeps and (is_used or self._counts_all) else set()
+            if flow.keeps and (is_used or self._counts_all):
+                # An item's old value is not all of its dict.
+                used |= _beginnings_of(flow.path) - {owner}
         return _without(live, {each.path for each in flows if not each.keeps}) | used
 
     def _counts(self, block: list[ast.stmt], live: set[str]) -> bool:
@@ -435,6 +438,9 @@ def read_in(*nodes: ast.AST, outside: Iterable[ast.AST] = ()) -> set[str]:
             skipped |= {id(each) for each in ast.walk(node.value)}
         elif path_of(node) and isinstance(getattr(node, "ctx", None), ast.Load) and id(node) not in skipped:
             found.add(path_of(node))
+            if isinstance(node, ast.Subscript):
+                # Other items of the dict are not read.
+                skipped |= {id(each) for each in ast.walk(node.value)}
     return {each for each in found if each.partition(".")[0] not in own}
 
 

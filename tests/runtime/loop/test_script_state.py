@@ -824,7 +824,7 @@ def test_a_number_by_which_the_script_saves_a_file_is_told(me: Any) -> None:
 def test_a_number_by_which_a_function_saves_is_told(me: Any) -> None:
     """By a comparison that it is given, as the best accuracy of the ImageNet example, or those in a list; a count in a dict, as BigGAN's; not a mean that it is given."""
     script, lowest, mean, bests = Script(me), 9.0, 0.0, [9.0]
-    state, kept, save_checkpoint = {"itr": 0, "best": 9}, {"itr": 0}, print
+    state, kept, save_checkpoint = {"itr": 0, "shown": 0}, {"itr": 0}, print
     script.keep(counts=kept)
     for number in range(3):
         loss = 3.0 - number
@@ -835,6 +835,7 @@ def test_a_number_by_which_a_function_saves_is_told(me: Any) -> None:
         save_checkpoint({}, loss < bests[0])
         bests[0] = min(loss, bests[0])
         state["itr"] += 1
+        state["shown"] += 1
         kept["itr"] += 1
         if state["itr"] % 9 == 0 or kept["itr"] % 9 == 0:
             save_checkpoint({})
