@@ -129,8 +129,8 @@ def _backwards(script: Script) -> Iterator[ast.Call]:
 def _loops(script: Script) -> list[_Loop]:
     """Return the loops around the backward pass, innermost first, through functions with a single caller.
 
-    Empty if that would be a guess: gradients in several functions, a third loop, or an innermost loop that counts,
-    which may iterate over parts of a batch.
+    Empty if that would be a guess: gradients in several functions, a third loop, or an innermost loop that may iterate over
+    parts of a batch: it counts, or the loop around it does not count epochs.
     """
     backwards = [*_backwards(script)]
     if not backwards or len({script.function_of(call) for call in backwards}) > 1:
@@ -146,13 +146,17 @@ def _loops(script: Script) -> list[_Loop]:
         if len(callers) != 1:
             break
         node = callers[0]
-    is_counted = bool(loops) and (
+    is_inner = bool(loops) and (
         not isinstance(loops[0], ast.For)
-        or any(
-            isinstance(each, ast.Call) and called_name(each) == "range" for each in ast.walk(loops[0].iter)
-        )
+        or _calls(loops[0], "range")
+        or any(isinstance(each, ast.For) and _calls(each, "enumerate") for each in loops[1:])
     )
-    return [] if is_counted or len(loops) > 2 else loops
+    return [] if is_inner or len(loops) > 2 else loops
+
+
+def _calls(loop: ast.For, name: str) -> bool:
+    """Return True if the head of *loop* calls a function of this name."""
+    return any(isinstance(each, ast.Call) and called_name(each) == name for each in ast.walk(loop.iter))
 
 
 def _change(script: Script, node: ast.expr | ast.stmt, after: str) -> Change:

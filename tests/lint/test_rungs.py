@@ -62,6 +62,7 @@ def test_each_form_has_its_lines_and_its_example(
     "loop",
     [
         "for e in range(3):\n    for x in data:\n        for part in range(4):\n            model(x).backward()\n",
+        "for i, parts in enumerate(grouped(data)):\n    for x in parts:\n        model(x).backward()\n",
         "while True:\n    model(x).backward()\n",
         "def a():\n    for x in data:\n        model(x).backward()\ndef b():\n    for x in data:\n        model(x).backward()\n",
     ],

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections import ChainMap
 from functools import cache
 from types import CodeType, FunctionType
@@ -24,6 +25,7 @@ from elasticflow.runtime.loop.liveness import (
     end_of,
     flows_in,
     passes_around,
+    path_of,
     read_in,
     shown_in,
     used_in,
@@ -51,9 +53,15 @@ def carried_in(frame: FrameType, line: int) -> Iterator[tuple[str, Any]]:
     """
     file = frame.f_code.co_filename
     shown = frozenset().union(*map(shown_in, loops_around(file, line)))
-    only_shown = shown - _carried(passes_around(file, line, _values_of(frame)))
-    for name in _carried(passes_around(file, line)) - only_shown:
+    value_at, passes = _values_of(frame), passes_around(file, line)
+    only_shown = shown - _carried(passes_around(file, line, value_at))
+    changed = _changed_by_calls(file, line, value_at) & frozenset().union(*(each.head for each in passes))
+    for name in (_carried(passes) | changed) - only_shown:
         value = frame.f_locals.get(name)
+        if isinstance(value, dict) and any(
+            is_several_numbers(leaf.value) for leaf in reachable.leaves({name: value}, {})
+        ):
+            yield name, value
         for each in value if isinstance(value, tuple) else (value,):
             if is_several_numbers(each) or (isinstance(each, list) and name in _shuffled(file)):
                 yield name, each
@@ -81,11 +89,11 @@ def deciders_in(frame: FrameType, line: int) -> Iterator[tuple[str, Any, Any]]:
     paths |= {path for each in passes for path in each.ends if isinstance(value_at(path), bool)}
     found = {path: value_at(path) for path in sorted(paths)}
     for path, value in found.items():
-        inside = [each for inner, each in found.items() if inner.startswith(f"{path}.")]
+        inside = [each for inner, each in found.items() if inner.startswith((f"{path}.", f"{path}["))]
         # These are looked at where nothing else of an object is read.
         is_numbers = inside and all(type(each) in (int, float, np.float64) for each in inside)
         if value is not None and not is_numbers:
-            yield path, value, value_at(path.rpartition(".")[0])
+            yield path, value, value_at(_place_of_owner(path))
 
 
 def carried_by_functions(frame: FrameType, line: int) -> Iterator[tuple[str, Any, Any]]:
@@ -95,16 +103,14 @@ def carried_by_functions(frame: FrameType, line: int) -> Iterator[tuple[str, Any
     """
     file, value_at = frame.f_code.co_filename, _values_of(frame)
     used = frozenset().union(*(each.head for each in passes_around(file, line, value_at, by_arguments=False)))
-    for name in _called_at(file, line):
-        function = inspect.unwrap(value_at(name)) if isinstance(value_at(name), FunctionType) else None
-        if not isinstance(function, FunctionType) or not is_own_code(function.__code__.co_filename):
+    for name in sorted({ast.unparse(call.func) for call in _calls_at(file, line)}):
+        function = _own_function(value_at(name))
+        if function is None:
             continue
         held = {path[1:]: each for path, each in reachable.inside_of("", function, {})}  # by `.name`
         inside = _values_in(ChainMap(held, function.__globals__))
         for path in _carried_by(function.__code__, inside, is_result_used=name in used):
-            place, _, key = path.removesuffix("']").partition("['")
-            owner = inside(place if key else path.rpartition(".")[0])
-            yield path, owner.get(key) if key and isinstance(owner, dict) else inside(path), owner
+            yield path, inside(path), inside(_place_of_owner(path))
 
 
 def _carried_by(code: CodeType, value_at: Callable[[str], Any], *, is_result_used: bool) -> list[str]:
@@ -112,10 +118,7 @@ def _carried_by(code: CodeType, value_at: Callable[[str], Any], *, is_result_use
         own = {*code.co_varnames, *code.co_cellvars}
         _BY_FUNCTION[code, is_result_used] = [
             path
-            for node in nodes_of(code.co_filename)
-            if isinstance(node, ast.FunctionDef) and node.name == code.co_name
-            # In the line of the first decorator.
-            if code.co_firstlineno == min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            for node in _definitions_of(code)
             for path in sorted({flow.path for flow in flows_in(*node.body)})
             if path.partition(".")[0].partition("[")[0] not in own
             and path in used_in(node, value_at, is_result_used=is_result_used)
@@ -124,11 +127,50 @@ def _carried_by(code: CodeType, value_at: Callable[[str], Any], *, is_result_use
     return _BY_FUNCTION[code, is_result_used]
 
 
+def _changed_by_calls(file: str, line: int, value_at: Callable[[str], Any]) -> set[str]:
+    """Return the variables that the loops around *line* give to functions which compute them from themselves, in place: a pool of samples."""
+    found: set[str] = set()
+    for call in _calls_at(file, line):
+        function = _own_function(value_at(ast.unparse(call.func)))
+        if function is not None:
+            changed = _changed_by(function.__code__)
+            given = zip(function.__code__.co_varnames, call.args, strict=False)
+            found |= {path_of(each) for name, each in given if name in changed}
+    return found
+
+
 @cache
-def _called_at(file: str, line: int) -> list[str]:
-    """Return the functions that the loops around *line* call, as they are written."""
+def _changed_by(code: CodeType) -> frozenset[str]:
+    flows = [(node, flow) for node in _definitions_of(code) for flow in flows_in(*node.body)]
+    assigned = (flow for _, flow in flows if isinstance(flow.target, ast.Name))
+    bound = {flow.path for flow in assigned if not flow.is_call and not flow.keeps}
+    return frozenset(
+        flow.path for node, flow in flows if flow.path not in bound and depends_on_itself(node, flow.path)
+    )
+
+
+def _own_function(value: Any) -> FunctionType | None:
+    """Return a function of the script's, without its decorators; None for all else."""
+    function = inspect.unwrap(value) if isinstance(value, FunctionType) else None
+    is_own = isinstance(function, FunctionType) and is_own_code(function.__code__.co_filename)
+    return function if is_own else None
+
+
+def _definitions_of(code: CodeType) -> list[ast.FunctionDef]:
+    # A function begins in the line of its first decorator.
+    return [
+        node
+        for node in nodes_of(code.co_filename)
+        if isinstance(node, ast.FunctionDef) and node.name == code.co_name
+        if code.co_firstlineno == min([node.lineno, *(each.lineno for each in node.decorator_list)])
+    ]
+
+
+@cache
+def _calls_at(file: str, line: int) -> tuple[ast.Call, ...]:
+    """Return the calls in the loops around *line*."""
     nodes = (each for loop in loops_around(file, line) for each in ast.walk(loop))
-    return sorted({ast.unparse(each.func) for each in nodes if isinstance(each, ast.Call)})
+    return tuple(each for each in nodes if isinstance(each, ast.Call))
 
 
 @cache
@@ -265,12 +307,19 @@ def accumulated_by(kind: Any) -> Mapping[str, bool]:
         for node in nodes_of(file)
         if isinstance(node, ast.ClassDef) and node.name == name
     ]
+    methods = [each for body in bodies for each in body if isinstance(each, ast.FunctionDef)]
+    changes = [(method, flow) for method in methods for flow in flows_in(*method.body)]
+    filled = {
+        flow.path
+        for method, flow in changes
+        if isinstance(flow.target, ast.Subscript) and not depends_on_itself(method, flow.path)
+    }
     return {
         flow.path.removeprefix("self."): flow.is_call
-        for method in (each for body in bodies for each in body if isinstance(each, ast.FunctionDef))
-        for flow in flows_in(*method.body)
-        # A storage computes one row from the next; a history moves all of them up.
-        if flow.path.startswith("self.") and not flow.is_of_row and depends_on_itself(method, flow.path)
+        for method, flow in changes
+        # A storage computes one row from the next, or scales what it was filled with; a history moves all rows up.
+        if flow.path.startswith("self.") and flow.path not in filled and not flow.is_of_row
+        if depends_on_itself(method, flow.path)
     }
 
 
@@ -293,13 +342,19 @@ def _values_of(frame: FrameType) -> Callable[[str], Any]:
 
 def _values_in(variables: Mapping[str, Any]) -> Callable[[str], Any]:
     def value_at(path: str) -> Any:
-        first, *attributes = path.split(".")
-        value = variables.get(first)
-        for attribute in attributes:
-            value = getattr(value, "__dict__", {}).get(attribute)
+        first, *inner = re.findall(r"\['[^']*'\]|[^.\[]+", path) or [""]
+        value: Any = variables.get(first)
+        for place in inner:
+            is_item = place.startswith("[") and isinstance(value, dict)
+            value = value.get(place[2:-2]) if is_item else getattr(value, "__dict__", {}).get(place)
         return value
 
     return value_at
+
+
+def _place_of_owner(path: str) -> str:
+    """Return `self.state` of `self.state.step` and of `self.state['step']`."""
+    return path[: path.rfind("[")] if path.endswith("]") else path.rpartition(".")[0]
 
 
 def _names_in(nodes: Iterable[ast.AST]) -> set[str]:

@@ -26,6 +26,7 @@ _LOOKS = (*_SHOWS, "save", "eval", "valid", "test")
 _FILLS = {"copy_", "fill_", "normal_", "resize_", "uniform_", "zero_"}
 _FLAGS = {"requires_grad_", "share_memory_"}
 _CHOICES = (ast.If, ast.IfExp, ast.Try, ast.Match)
+_TESTS = (ast.Compare, ast.BoolOp)
 _RATES = {"['lr']", "['weight_decay']", "['momentum']", "['betas']", "grad"}
 _STEPS = {"backward", "step", "stop"}
 
@@ -85,7 +86,9 @@ def passes_around(
     """
     key = file, line, value_at is None, by_arguments
     if key not in _PASSES:
-        reader = _Backwards(value_at, counts_all=value_at is None, by_arguments=by_arguments)
+        reader = _Backwards(
+            value_at, counts_all=value_at is None, by_arguments=by_arguments, flags=_flags_in(file)
+        )
         loops = loops_around(file, line)
         for loop in loops:
             if loop not in reader.passes:
@@ -105,6 +108,13 @@ def changes_in(file: str) -> tuple[frozenset[str], frozenset[str]]:
             changed |= written
             carried |= written & _Backwards(counts_all=True).read_block(node.body, set())
     return frozenset(map(end_of, changed)), frozenset(map(end_of, carried))
+
+
+@cache
+def _flags_in(file: str) -> frozenset[str]:
+    """Return the variables that *file* sets by a comparison: `is_best = accuracy > best`."""
+    flows = (flow for node in nodes_of(file) if isinstance(node, ast.Assign) for flow in _flows_of(node))
+    return frozenset(flow.path for flow in flows if isinstance(flow.sources[0], _TESTS))
 
 
 @cache
@@ -139,8 +149,10 @@ class _Backwards:
         *,
         counts_all: bool = False,
         by_arguments: bool = False,
+        flags: AbstractSet[str] = frozenset(),
     ) -> None:
         self._value_at, self._counts_all, self._by_arguments = value_at, counts_all, by_arguments
+        self._flags = flags
         self.passes: dict[Loop, Pass] = {}
 
     def read_loop(self, loop: Loop, live: AbstractSet[str], *, counts: bool) -> set[str]:
@@ -154,7 +166,8 @@ class _Backwards:
                 and any(_name_of(each) in _WEIGHTS for each in ast.walk(loop.iter))
                 and any(map(_is_in_place, _walk(*loop.body)))
             ):
-                body |= read_in(*loop.body)
+                inner = (each for each in _walk(*loop.body) if isinstance(each, ast.For))
+                body |= read_in(*loop.body) - {flow.path for each in inner for flow in _flows_of(each)}
             head = _without(body, targets)
             if isinstance(loop, ast.While) and counts:
                 head |= read_in(loop.test)
@@ -216,12 +229,15 @@ class _Backwards:
             used = read_in(*parts, outside=[each.target for each in flows])
         elif self._value_at:
             for each in _walk(*parts):
-                used |= _used_by(each, self._value_at)
+                used |= _used_by(each, self._value_at) | _decides_on_file(each, self._flags)
                 used |= _given_to(each, self._value_at) if self._by_arguments else set()
         for flow in flows:
-            is_used = {flow.path, flow.path.rpartition("[")[0]} & live or _is_rate(flow.target)
+            owner = flow.path.rpartition("[")[0]
+            is_used = {flow.path, owner} & live or _is_rate(flow.target)
             used |= read_in(*flow.sources) if is_used and not self._counts_all else set()
-            used |= _beginnings_of(flow.path) if flow.keeps and (is_used or self._counts_all) else set()
+            if flow.keeps and (is_used or self._counts_all):
+                # An item's old value is not all of its dict.
+                used |= _beginnings_of(flow.path) - {owner}
         return _without(live, {each.path for each in flows if not each.keeps}) | used
 
     def _counts(self, block: list[ast.stmt], live: set[str]) -> bool:
@@ -311,6 +327,14 @@ def _used_by(node: ast.AST, value_at: Callable[[str], Any]) -> set[str]:
     found = read_in(*node.args) if node.func.attr == "step" else set()
     given = (value_at(ast.unparse(each).removesuffix(".parameters()")) for each in arguments_of(node))
     return found | ({ast.unparse(node.func.value)} if any(isinstance(g, nn.Module) for g in given) else set())
+
+
+def _decides_on_file(node: ast.AST, flags: AbstractSet[str]) -> set[str]:
+    """Return the comparisons, and the *flags*, that are given to a function which saves: `save_checkpoint(state, is_best)`."""
+    if not isinstance(node, ast.Call) or "save" not in _name_of(node.func):
+        return set()
+    given = arguments_of(node)
+    return read_in(*(each for each in given if isinstance(each, _TESTS) or path_of(each) in flags))
 
 
 def _given_to(node: ast.AST, value_at: Callable[[str], Any]) -> set[str]:
@@ -414,6 +438,9 @@ def read_in(*nodes: ast.AST, outside: Iterable[ast.AST] = ()) -> set[str]:
             skipped |= {id(each) for each in ast.walk(node.value)}
         elif path_of(node) and isinstance(getattr(node, "ctx", None), ast.Load) and id(node) not in skipped:
             found.add(path_of(node))
+            if isinstance(node, ast.Subscript):
+                # Other items of the dict are not read.
+                skipped |= {id(each) for each in ast.walk(node.value)}
     return {each for each in found if each.partition(".")[0] not in own}
 
 

@@ -85,6 +85,11 @@ class OwnData:
         self._worker.generators.before_data()  # which notes draws of the last pass
         self._seed(stage_seed(self._worker.seed, stage), epoch, "epoch")
 
+    def seed_after(self, stage: int) -> None:
+        """Seed the generators for the code after a stage's loop, in which ranks have drawn differently: a restart in a later stage runs that code again."""
+        self._worker.generators.before_data()
+        self._seed(self._worker.seed, stage, "after stage")
+
     def _seed(self, seed: int, place: int, use: str) -> None:
         of_python, of_numpy, of_torch = (
             random_streams.hook_key(seed, place, rank, use) for rank in self._ranks

@@ -29,13 +29,18 @@ OWN_LOOP_OVER = "the script's own loop is over"
 
 
 class ScriptChecks:
-    """Checks a script's state, its arguments and its `enumerate`. Every rank has one."""
+    """Checks a script's state, its arguments and its `enumerate`. Every rank has one.
+
+    Attributes:
+        is_over: The run is finished: no step depends on what the script made behind the loop.
+    """
 
     def __init__(self, worker: Worker, gradients: Gradients | None, ignored: tuple[str, ...]) -> None:
         self._worker, self._gradients, self._ignored = worker, gradients, ignored
         # A rank that is asked to exit takes part in steps until all ranks have agreed.
         worker.vote.may_skip = False
         self._looks_for_enumerate = worker.rank == 0
+        self.is_over = False
 
     def begin(
         self,
@@ -109,7 +114,7 @@ class ScriptChecks:
         self.tell(text)
 
     def _tell_of_left_out(self, name: str, kind: str) -> None:
-        if self._worker.rank == 0:
+        if self._worker.rank == 0 and not self.is_over:
             remedy = f"{_remedy_for(name, kind)} if a step, or a file of the script, depends on it"
             self._worker.event(events.STATE_LEFT_OUT, name=name, type=kind, help=remedy)
             self.tell(f"no snapshot holds {name}, a {kind}: {remedy}")

@@ -301,8 +301,8 @@ class ScriptState:
                 )
 
     def _tell_of_counters(self, variables: Mapping[str, Any], files: set[str]) -> None:
-        """Tell of numbers that change with the steps in objects around a kept optimizer: a trainer, a schedule made by hand."""
-        kept_ids = {id(optimizer) for optimizer in self._state.optimizers.values()}
+        """Tell of numbers that change with the steps in objects around the model or a kept optimizer: a trainer, a schedule made by hand."""
+        kept_ids = {id(each) for each in (self._state.model, *self._state.optimizers.values())}
         own = {id(value) for value in self._state.objects.values()}  # these have a state of their own
         for name, holder in _holders_of(kept_ids, own, variables):
             # `self` is the script's `trainer`.
@@ -333,7 +333,8 @@ class ScriptState:
             for place, value, owner in carried_values.deciders_in(frame, line):
                 # `self` is the script's `trainer`.
                 known, name = self._paths.get(id(owner)), place.rpartition(".")[2]
-                path = place if known is None or owner is None else f"{known}.{name}"
+                is_item = place.endswith("]")
+                path = place if is_item or known is None or owner is None else f"{known}.{name}"
                 for inner, each in _setters_of(path, owner) if isinstance(value, bool) else [(path, value)]:
                     if not {id(each), id(owner)} & own():
                         self._tell_of_decider(inner, each)
@@ -362,7 +363,7 @@ class ScriptState:
         number = None if getattr(value, "requires_grad", False) else carried_values.as_number(value)
         if number is not None:
             # `counted_in` has plain variables.
-            if "." in path:
+            if not path.isidentifier():
                 self._tell_of_attribute(path, number)
             return
         if isinstance(value, _SEQUENCES):
@@ -450,7 +451,7 @@ def _as_found(
         for parameter in parameters:
             trained.pop(id(parameter), None)
         return Found(path, value, is_told=not isinstance(value, nn.Module) or bool(parameters))
-    if _holds_all(value, weights.keys()) and not any(_lies_at(each, places) for each in value.values()):
+    if _holds_all(value, weights) and not any(_lies_at(each, places) for each in value.values()):
         return Found(path, value, is_told=False, role=COPY)
     if _batches_given(value) is not None:
         return Found(path, value, is_told=False, role=READER)
@@ -578,11 +579,12 @@ def _lies_at(value: Any, places: AbstractSet[int]) -> bool:
     return address == 0 or address in places
 
 
-def _holds_all(value: Any, weights: AbstractSet[str]) -> bool:
-    """Return True if *value* is a dict with all *weights* of a model by name, as its `state_dict` is."""
+def _holds_all(value: Any, weights: Mapping[str, Tensor]) -> bool:
+    """Return True if *value* is a dict with tensors of the shapes of all *weights* by name, as a model's `state_dict` is; a record of norms is not."""
     if not isinstance(value, Mapping) or not 0 < len(weights) <= len(value):
         return False
-    return weights <= {str(key).removeprefix("module.") for key in value}
+    held = {str(key).removeprefix("module."): getattr(each, "shape", None) for key, each in value.items()}
+    return all(held.get(name) == weight.shape for name, weight in weights.items())
 
 
 def _is_like(value: Any, weights: Mapping[str, Tensor]) -> bool:

@@ -124,6 +124,7 @@ class TrainingLoop:
         # Tells whether the first pass of a resumed run had its generators seeded.
         self._is_seeded: Callable[[], bool] = lambda: False
         self._handled = sys.exception()  # the whole run may be in an `except` of the script's
+        self._failed: Exception | None = None  # of a step that was begun to be finished
         self._quiet_steps = 0  # how many of the next steps only write their log line: see `_step_quietly`
 
     @property
@@ -242,6 +243,7 @@ class TrainingLoop:
             self.stages.end_epochs()
         if stage == stage_of(self.position) and self.schedule.steps is None:
             self.schedule.epochs = number
+        self._seed_after(stage)
 
     def require_steps_left(self, number: int) -> None:
         """Raise StateError if earlier loops have made all of the first *number* steps, in this launch."""
@@ -266,6 +268,7 @@ class TrainingLoop:
             while not self.worker.should_leave and self.position.step < number:
                 before = self.position.step
                 yield before
+                self._require_no_failure()
                 if self.schedule.steps is not None:
                     raise StateError(
                         "run.batches was called inside of run.steps, which is for data that the script reads itself",
@@ -351,6 +354,7 @@ class TrainingLoop:
             if self._kept is None:
                 self.schedule.steps = source.schedule
             elif not self._enter(source, settings):
+                self._seed_after(source.stage)
                 return Batches(lambda: iter(()))
         return Batches(partial(self._loop, source, settings))
 
@@ -466,9 +470,15 @@ class TrainingLoop:
                 self._lockstep.note_left()
             raise
         self._meet(Call.LEAVE)
+        self._seed_after(source.stage)
+
+    def _seed_after(self, stage: int) -> None:
+        if self._script is not None and self.stages.epochs is None:
+            self._own_data.seed_after(stage)
 
     def _is_over_after(self, end: Position) -> bool:
         """Return True if the loop over batches ends with the pass that ended at *end*; in the middle of an epoch, end the process."""
+        self._require_no_failure()
         if self._pass.batch is not None:
             raise StateError(f"run.step was not called in step {end.step}", MISSING)
         self._take_owed()
@@ -497,9 +507,18 @@ class TrainingLoop:
     def step(self, loss: Any, samples: int | None) -> None:
         """Finish a step; see `Run.step`. Collective: every rank."""
         self._meet(Call.STEP)
-        if self._quiet_steps and self._step_quietly(loss, samples):
-            return
-        self._quiet_steps = 0
+        before = self._pass.batch, self.position
+        try:
+            if not (self._quiet_steps and self._step_quietly(loss, samples)):
+                self._quiet_steps = 0
+                self._step_fully(loss, samples)
+        except Exception as error:
+            # A call that was refused before it changed anything may be made again.
+            if before != (self._pass.batch, self.position):
+                self._failed = error
+            raise
+
+    def _step_fully(self, loss: Any, samples: int | None) -> None:
         worker, snapshots, state = self.worker, *self.require_keep("step")
         if self.schedule.steps is None and self._is_training and worker.should_leave:
             self._end()  # the script made a pass after the exit was agreed: it does not count
@@ -708,6 +727,7 @@ class TrainingLoop:
             if error is not None and error is not self._handled and not isinstance(error, StopIteration):
                 raise error  # as in `finally: run.finish()`, which would end the process without reporting it
             self._close_loop()
+            self._script.is_over = self.is_finished
         elif not self.worker.should_leave:
             self.schedule.has_ended = True
         self._end()
@@ -755,7 +775,13 @@ class TrainingLoop:
                 snapshots, _ = self.require_keep("finish")
                 worker.moments.leave.append(partial(snapshots.record_end, OWN_LOOP_OVER))
 
+    def _require_no_failure(self) -> None:
+        """Raise the error of a step again if the script has caught it, as by `except Exception: continue`."""
+        if self._failed is not None:
+            raise self._failed
+
     def _meet(self, call: Call, limit_s: float | None = None) -> None:
+        self._require_no_failure()
         if self._lockstep is not None:
             self._lockstep.meet(call, limit_s)
 

@@ -9,7 +9,6 @@ its address in memory.
 
 from __future__ import annotations
 
-import random
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -356,8 +355,7 @@ def address_of(tensor: Tensor) -> int:
 
 def _whole_numbers(generator: Any) -> set[int]:
     """Return the whole numbers in the state of a generator whose state is made of numbers."""
-    state = generator.getstate() if isinstance(generator, random.Random) else generator.bit_generator.state
-    numbers, waiting = set(), [state]
+    numbers, waiting = set(), [random_streams.state_of(generator)]
     while waiting:
         value = waiting.pop()
         if isinstance(value, int):
@@ -397,7 +395,7 @@ def _copies(
         kind, mark = marks[leaf.path]
         value, size = leaf.value, _size_of(leaf.value)
         if kind == "generator":
-            has_numbers = isinstance(value, random.Random | np.random.Generator)
+            has_numbers = not isinstance(value, torch.Generator)
             return mark in states or (has_numbers and _whole_numbers(value) <= known)
         is_listed = size in lengths and value.reshape(-1).tolist() in lists.values()
         is_named = (

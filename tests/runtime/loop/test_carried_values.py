@@ -74,6 +74,7 @@ class RunningMean:
     def __init__(self) -> None:
         self.mean, self.count, self.last = np.zeros(3), 0, np.zeros(3)
         self.history, self.returns, self.length = np.zeros((2, 3)), np.zeros(3), torch.zeros(())
+        self.advantages = np.zeros(3)
 
     def update(self, batch: Any) -> None:
         """Take a batch in."""
@@ -82,10 +83,15 @@ class RunningMean:
         self.mean = self.mean + delta / self.count
         self.last = batch.copy()
         self.history[:-1] = self.history[1:]
+        self.advantages[:2] = batch[:2]
         for place in (1, 0):
             self.returns[place] = self.returns[place + 1] + batch[place]
         mean: Tensor = self.length.lerp(torch.ones(()), 0.1)
         self.length.copy_(mean)
+
+    def scale(self) -> None:
+        """Scale what was filled in."""
+        self.advantages = self.advantages - self.advantages.mean()
 
 
 class Meter(RunningMean):
@@ -97,6 +103,6 @@ class Meter(RunningMean):
 
 
 def test_what_a_class_computes_from_its_own_values_is_known() -> None:
-    """A mean and a history, not the newest batch, the returns of a storage, or a meter."""
+    """A mean and a history, not the newest batch, the returns and advantages of a storage, or a meter."""
     assert accumulated_by(RunningMean) == {"count": False, "mean": False, "history": False, "length": True}
     assert accumulated_by(Meter) == {}

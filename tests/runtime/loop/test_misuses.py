@@ -956,6 +956,23 @@ LEAVING = [
                 pass
         """,
     ),
+    refused(
+        "a refusal of run.step is caught inside the loop, and comes only once",
+        "rng, a numpy.random",
+        """
+        run, model, optimizer = begin()
+        rng = np.random.default_rng(1)
+        for batch in run.batches(Numbers(), size=8, epochs=3):
+            loss = learn(model, optimizer, batch)
+            if batch.end.step == 2:
+                rng.random()
+            try:
+                run.step(loss=loss)
+            except Exception:
+                continue
+        run.finish()
+        """,
+    ),
     right(
         "return in the middle of a function",
         """
@@ -2058,3 +2075,40 @@ def test_the_last_batch_of_each_epoch_says_so(loops: Loops, tmp_path: Path) -> N
     )
     ended(group, Case("killed", "", before=(KILLED,)))
     assert ends.read_text().splitlines() == ["1: 5", "2: 10", "2: 15"]
+
+
+def test_a_model_that_is_trained_behind_the_loop_is_not_told(loops: Loops) -> None:
+    """A classifier of what the run's model has learned: no step depends on it."""
+    group = loops.group(
+        WELL.replace("run.finish()", "probe = nn.Linear(1, 1)\nof_probe = optimizer_of(probe)\nrun.finish()")
+    )
+    end = group.run(1)
+    assert end.codes == [0]
+    assert "no snapshot holds" not in end.errors[0]
+
+
+def test_code_between_stages_draws_the_same_on_all_ranks_and_after_a_restart(
+    loops: Loops, tmp_path: Path
+) -> None:
+    """As for new weights of the next fold, though passes draw by rank."""
+    group = loops.group(
+        f"""
+        import random
+
+        run, model, optimizer = begin()
+        for first in (0, 1, 2):
+            for batch in run.batches(Numbers(first=first), size=8, epochs=1):
+                torch.rand(2), random.random(), np.random.rand()
+                run.step(loss=learn(model, optimizer, batch))
+                if START == 1 and batch.end.step == 12:
+                    die()
+            drawn = float(torch.rand(())), random.random(), np.random.rand()
+            with open({str(tmp_path)!r} + f"/drawn-{{first}}", "a") as file:
+                file.write(f"{{drawn}}\\n")
+        run.finish()
+        """
+    )
+    ended(group, Case("killed", "", ranks=2, before=(KILLED,)))
+    drawn = [(tmp_path / f"drawn-{first}").read_text().splitlines() for first in range(3)]
+    assert [len(each) for each in drawn] == [4, 4, 2]
+    assert [len({*each}) for each in drawn] == [1, 1, 1]

@@ -424,6 +424,28 @@ def test_a_number_that_changes_beside_an_optimizer_is_told(me: Any) -> None:
     )
 
 
+class Estimator:
+    """Counts its calls, for a file's name, and has a model whose optimizer is elsewhere."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.net, self.seen_batches = net, 0
+
+    def note(self) -> None:
+        """Count a call."""
+        self.seen_batches += 1
+
+
+def test_a_number_that_changes_beside_the_model_is_told(me: Any) -> None:
+    """A callback may save a file by it."""
+    script = Script(me)
+    estimator = Estimator(script.model)
+    script.keep()
+    for _ in range(2):
+        estimator.note()
+        script.step()
+    assert script.told == {"estimator.seen_batches": COUNTER}
+
+
 class Environment:
     """What an agent plays in."""
 
@@ -504,21 +526,42 @@ def test_a_number_that_is_kept_and_handed_back_is_not_told(me: Any) -> None:
 
 
 def test_what_one_pass_leaves_to_the_next_is_told(me: Any) -> None:
-    """A prefetched batch, an observation and a hidden state; not what each pass makes, sums to be printed, or a kept tensor."""
+    """A prefetched batch, an observation, a hidden state and an inner optimizer's state; not what each pass makes, sums to be printed, or a kept tensor."""
     script, queue, total = Script(me), torch.zeros(3), torch.zeros(())
     inputs, targets = torch.rand(2), torch.rand(2)
     observed, hidden = np.zeros(3), (torch.zeros(2), torch.zeros(2))
-    result = torch.zeros(2)
+    result, slots = torch.zeros(2), {"state": {0: torch.zeros(2)}}
     script.keep(queue=queue)
     for number in range(2):
         result = inputs * targets
+        moments = dict(slots)["state"][0]
+        slots = {"state": {0: moments + 1}}
         inputs, targets = torch.rand(2), torch.rand(2)
         observed = observed + number
         hidden = (hidden[0] + 1, hidden[1] + 1)
         total = total + result.sum()
         queue += result.sum()
         script.step()
-    assert script.told == dict.fromkeys(("inputs", "targets", "observed", "hidden"), CARRIED)
+    assert script.told == dict.fromkeys(("inputs", "targets", "observed", "hidden", "slots"), CARRIED)
+
+
+def sampled(pool: Tensor, storage: Tensor) -> Tensor:
+    """Return samples that continue from those of the pool, and put them back, as an energy-based model does."""
+    samples = pool[:2] + 1
+    pool[:2] = samples
+    storage[:2] = 3
+    return samples
+
+
+def test_a_tensor_that_a_function_changes_is_told(me: Any) -> None:
+    """Not the storage that it fills, what each pass makes, or a kept tensor."""
+    script, pool, kept, storage = Script(me), torch.zeros(3), torch.zeros(3), torch.zeros(3)
+    script.keep(kept=kept)
+    for _ in range(2):
+        made = torch.zeros(3)
+        loss = sampled(pool, storage).sum() + sampled(kept, storage).sum() + sampled(made, storage).sum()
+        script.step(loss.item)
+    assert script.told == {"pool": CARRIED}
 
 
 def test_what_one_pass_writes_into_for_the_next_is_told(me: Any) -> None:
@@ -778,6 +821,28 @@ def test_a_number_by_which_the_script_saves_a_file_is_told(me: Any) -> None:
     assert script.told == {"best": COUNTER, "trainer.best": COUNTER}
 
 
+def test_a_number_by_which_a_function_saves_is_told(me: Any) -> None:
+    """By a comparison that it is given, as the best accuracy of the ImageNet example, or those in a list; a count in a dict, as BigGAN's; not a mean that it is given."""
+    script, lowest, mean, bests = Script(me), 9.0, 0.0, [9.0]
+    state, kept, save_checkpoint = {"itr": 0, "shown": 0}, {"itr": 0}, print
+    script.keep(counts=kept)
+    for number in range(3):
+        loss = 3.0 - number
+        is_best = loss < lowest
+        lowest = min(loss, lowest)
+        mean = (mean + loss) / 2
+        save_checkpoint({"lowest": lowest}, mean, is_best)
+        save_checkpoint({}, loss < bests[0])
+        bests[0] = min(loss, bests[0])
+        state["itr"] += 1
+        state["shown"] += 1
+        kept["itr"] += 1
+        if state["itr"] % 9 == 0 or kept["itr"] % 9 == 0:
+            save_checkpoint({})
+        script.step()
+    assert script.told == {"lowest": COUNTER, "bests": RECORD, "state['itr']": COUNTER}
+
+
 def test_a_loop_in_another_file_of_the_script_is_read(me: Any, tmp_path: Path) -> None:
     """As where a base class has the loop, and a subclass in a file of its own the pass; not where an installed package has it."""
     loop = """
@@ -834,7 +899,7 @@ def test_a_look_does_not_walk_through_the_layers_of_a_model(me: Any, monkeypatch
 
 
 def test_what_each_pass_makes_anew_is_not_told(me: Any) -> None:
-    """The optimizer and the copy of an inner loop, as MAML has them; but an optimizer that only some passes replace."""
+    """The optimizer, the copy and the weights of an inner loop, as MAML has them; but an optimizer that only some passes replace."""
     script = Script(me)
     script.keep()
     now_and_then = None
@@ -845,6 +910,9 @@ def test_what_each_pass_makes_anew_is_not_told(me: Any) -> None:
         for _ in range(2):
             adapted = copy.deepcopy(script.model)
             adapted(torch.zeros(1, 2))
+        for weight in reversed([*script.model.state_dict().values()]):
+            for moved in (weight + 1, weight + 2):
+                weight.copy_(moved)
         if number == 1:
             now_and_then = SGD(nn.Linear(2, 1).parameters(), lr=0.1)
         script.step()
@@ -1195,13 +1263,13 @@ class PathLength:
     """Compares lengths with their mean, as StyleGAN2 does."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.model, self.mean, self.last = model, torch.zeros(()), torch.zeros(())
+        self.model, self.mean, self.newest = model, torch.zeros(()), torch.zeros(())
 
     def update(self, value: float) -> None:
         """Take a length in."""
         mean = self.mean.lerp(torch.tensor(value), 0.5)
         self.mean.copy_(mean)
-        self.last = torch.tensor(value)
+        self.newest = torch.tensor(value)
 
 
 def test_means_that_an_object_computes_from_themselves_are_told(me: Any) -> None:
@@ -1297,6 +1365,21 @@ def test_a_checkpoint_of_live_weights_is_no_copy(me: Any) -> None:
         if number >= 0:
             checkpoint = {"model": script.model.state_dict(), "average": average.state_dict()}
             torch.save(checkpoint, io.BytesIO())
+        script.snapshot()
+    assert script.told == {}
+
+
+def test_a_record_of_norms_by_parameter_is_no_copy(me: Any) -> None:
+    """As DeepSDF's; nor are the norms of one step."""
+    script = Script(me)
+    record: dict[str, list[float]] = {"weight": [], "bias": []}
+    norms: dict[str, Tensor] = {}
+    script.keep()
+    for _ in range(3):
+        for name, weight in script.model.named_parameters():
+            norms[name] = weight.detach().norm()
+            record[name].append(float(norms[name]))
+        script.step()
         script.snapshot()
     assert script.told == {}
 
@@ -1401,7 +1484,7 @@ def test_the_branches_of_a_condition_are_read_apart(me: Any) -> None:
         state["scale"] = 3 + number
         script.step()
         script.snapshot()
-    assert script.told == {"scale": COUNTER, "state": RECORD}
+    assert script.told == {"scale": COUNTER, "state['scale']": COUNTER}
 
 
 def test_a_number_in_a_closure_for_the_optimizer_is_told(me: Any) -> None:

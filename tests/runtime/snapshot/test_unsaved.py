@@ -277,6 +277,40 @@ def test_what_an_included_object_keeps_to_itself_is_named_until_it_is_ignored() 
     assert missing(state, curriculum, ignored=("include.curriculum",)) == ([], [])
 
 
+class Sampler:
+    """An object of the job's own that returns the state of its generator as numbers."""
+
+    def __init__(self, draws: Any, numbers_of: Callable[[Any], Any]) -> None:
+        self.draws, self._numbers_of = draws, numbers_of
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the generator is."""
+        return {"draws": self._numbers_of(self.draws)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Do nothing."""
+
+    def step(self) -> None:
+        """Draw."""
+        self.draws.random()
+
+
+@pytest.mark.parametrize(
+    ("draws", "numbers_of"),
+    [
+        (random.Random(1), random.Random.getstate),
+        (np.random.default_rng(1), lambda draws: draws.bit_generator.state),
+        (np.random.RandomState(1), lambda draws: [draws.get_state()[1].tolist(), *draws.get_state()[2:]]),
+    ],
+    ids=["Python", "NumPy", "old NumPy"],
+)  # fmt: skip
+def test_a_generator_whose_numbers_are_in_a_state_dict_is_held(draws: Any, numbers_of: Any) -> None:
+    """As a sampler has one; the numbers of an old generator of NumPy are in an array."""
+    model, sampler = net(), Sampler(draws, numbers_of)
+    state = State(model=model, optimizer=Adam(model.parameters()), include={"sampler": sampler})
+    assert missing(state, sampler) == ([], [])
+
+
 def test_data_in_a_long_list_is_not_walked() -> None:
     """The order of a million samples took half a minute in each look; what lies beside it is still found."""
     model, curriculum = net(), Curriculum()
