@@ -47,7 +47,7 @@ from elasticflow.protocol import control_store
 from elasticflow.protocol.json_codec import from_json
 from elasticflow.protocol.messages import AgentDied
 from elasticflow.protocol.store_address import StoreLostError
-from elasticflow.run_folder import RunFolder
+from elasticflow.run_folder import RunFolder, make_runs_folder
 from elasticflow.system import atomic_files, records
 from elasticflow.system.polling import attempts
 
@@ -522,6 +522,7 @@ class Node(JoinedNode):
         invitation = from_json(Invitation, json.loads(store.get(INVITATION)))
         invitation.check(request.job, request.project_root)
         self.folder = RunFolder.of(request.project_root, request.job.job.name, invitation.run_id)
+        make_runs_folder(self.folder)
         catalog, writer = snapshots_of(plan, self.folder, request.project_root)
         check_shared(catalog, invitation, say, lambda: _require_newest(store, store_address))
         node = f"{socket.gethostname()}-{store.add('joined', 1)}"

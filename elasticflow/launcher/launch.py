@@ -22,7 +22,7 @@ from elasticflow.launcher.restarts.restart_ledger import RestartLedger
 from elasticflow.launcher.supervisor.launch_record import Launch, Request
 from elasticflow.launcher.supervisor.supervisor import Supervisor
 from elasticflow.protocol import worker_environment
-from elasticflow.run_folder import snapshot_place
+from elasticflow.run_folder import make_runs_folder, snapshot_place
 from elasticflow.snapshots.client.writer_process import WriterStart
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
@@ -85,6 +85,7 @@ def prepare(request: Request, warn: Callable[[str], None]) -> Iterator[Launch]:
     plan = plan_job(
         request.job, project_root=request.project_root, job_files=request.files, case=request.case
     )
+    make_runs_folder(request.folder)
     catalog, writer = snapshots_of(plan, request.folder, request.project_root)
     network.check(plan.interface)
     token = given_token(plan.token_file, request.project_root)

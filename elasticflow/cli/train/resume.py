@@ -54,10 +54,16 @@ def _request(run: str | None, overrides: tuple[str, ...], *, accept_drift: bool)
     numbers = folder.launch_numbers()
     if not numbers:
         raise NothingToResumeError(f"run {folder.run_id} was never started", "start it: elasticflow run JOB")
-    root = folder.path.parents[2]
+    root = folder.project_root
     before = last_record(folder, root, warn)
     if before.files is None or not (root / before.files[0]).exists():
         missing = "the job file" if before.files is None else str(root / before.files[0])
+        code = before.made.origins.code
+        if code and not any((root / name).exists() for name in code):
+            raise NothingToResumeError(
+                f"{root} has no file of the run's project: neither {missing} nor {next(iter(code))}; was the run folder copied or moved?",
+                f"resume it in its project, in runs/{before.made.job.job.name}/{folder.run_id}; status, why, logs and the like show it anywhere",
+            )
         if overrides:
             raise NothingToResumeError(
                 f"--set needs the job file, and {missing} is gone", "put it back, or leave out --set"
