@@ -28,7 +28,7 @@ from elasticflow.errors import (
 )
 from elasticflow.launcher.agent.agent_process import AgentEnd, build_agent_process
 from elasticflow.launcher.agent.waiting_agent import next_launch_id
-from elasticflow.launcher.launch import check_torch, snapshots_of
+from elasticflow.launcher.launch import check_file_sizes, check_torch, snapshots_of
 from elasticflow.launcher.rendezvous import network
 from elasticflow.launcher.rendezvous.invitation import Invitation
 from elasticflow.launcher.rendezvous.leadership import (
@@ -150,10 +150,12 @@ def plan_to_join(
 
     Raises:
         NodeRefusedError: a static rendezvous does not know this machine's rank.
+        StorageError: this machine's files may not have a megabyte.
         InterfaceError: this machine has no such interface as the job names.
         TokenError: this machine's token cannot be had.
     """
     check_torch(warn)
+    check_file_sizes(warn)
     plan = plan_job(request.job, project_root=request.project_root, job_files=request.files)
     check_rank(plan, request.node_rank)
     network.check(plan.interface)
