@@ -13,6 +13,9 @@ from elasticflow.cli.train.view import launch_shown, log_format_option
 if TYPE_CHECKING:
     from elasticflow.launcher.supervisor.launch_record import Request
 
+# Keys that say how long a run trains.
+_LENGTHS = ("train.epochs=", "train.steps=")
+
 
 @click.command("resume")
 @click.argument("run", type=RUN, metavar="[RUN]", required=False)
@@ -23,11 +26,13 @@ def command(run: str | None, overrides: tuple[str, ...], accept_drift: bool, log
     """Continue RUN (a run folder, run id or job name) from its newest good snapshot.
 
     Without RUN: the newest run of this project that is not finished. The job file is read again and compared
-    with the run's own job; a difference that would corrupt the run is refused.
+    with the run's own job; a difference that would corrupt the run is refused. A finished run is trained on if it is
+    given a greater length.
 
     \b
     elasticflow resume
     elasticflow resume mnist
+    elasticflow resume mnist --set train.epochs=20   trains a finished run on
     elasticflow resume 20261120-104500-4f2a --set nodes.nproc_per_node=1
     """
     request = _request(run, overrides, accept_drift=accept_drift)
@@ -49,8 +54,9 @@ def _request(run: str | None, overrides: tuple[str, ...], *, accept_drift: bool)
         raise NothingToResumeError(
             f"no run under {root / 'runs'} can continue", "start one: elasticflow run JOB"
         )
-    if is_finished(folder):
-        raise NothingToResumeError(f"run {folder.run_id} is finished", "start a new one: elasticflow run JOB")
+    if is_finished(folder) and not any(text.startswith(_LENGTHS) for text in overrides):
+        remedy = "start a new one: elasticflow run JOB; or train this one longer: --set train.epochs=N, or train.steps=N"
+        raise NothingToResumeError(f"run {folder.run_id} is finished", remedy)
     numbers = folder.launch_numbers()
     if not numbers:
         raise NothingToResumeError(f"run {folder.run_id} was never started", "start it: elasticflow run JOB")

@@ -66,6 +66,22 @@ def test_run_folder_copied_out_of_its_project_is_refused(
     assert "runs/small/copied" in (refused.value.remedy or "")
 
 
+def test_finished_run_is_trained_on_by_a_greater_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The refusal says so; another change does not."""
+    folder = _project(tmp_path, monkeypatch)
+    assert call(["plan", "small.toml", "-o", str(folder.launch(1))]) == 0
+    folder.state.write_text('{"status": "finished"}')
+
+    for overrides in ((), ("job.seed=2",)):
+        with pytest.raises(NothingToResumeError, match="run x is finished") as refused:
+            _request("x", overrides, accept_drift=False)
+        assert "--set train.epochs=N" in (refused.value.remedy or "")
+    request = _request("x", ("train.epochs=9",), accept_drift=False)
+    assert 9 == request.job.train.epochs
+
+
 def test_run_whose_job_file_is_gone_goes_on_with_the_recorded_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
