@@ -46,7 +46,7 @@ def _request(run: str | None, overrides: tuple[str, ...], *, accept_drift: bool)
     from elasticflow.errors import NothingToResumeError
     from elasticflow.jobfile.project import current_project_root
     from elasticflow.launcher.supervisor.launch_record import Request
-    from elasticflow.observe.runs import find_run, is_finished, newest_resumable
+    from elasticflow.observe.runs import find_run, is_finished, newest_resumable, way_to_train_on
 
     root = current_project_root()
     folder = newest_resumable(root) if run is None else find_run(root, run)
@@ -54,9 +54,11 @@ def _request(run: str | None, overrides: tuple[str, ...], *, accept_drift: bool)
         raise NothingToResumeError(
             f"no run under {root / 'runs'} can continue", "start one: elasticflow run JOB"
         )
-    if is_finished(folder) and not any(text.startswith(_LENGTHS) for text in overrides):
-        remedy = "start a new one: elasticflow run JOB; or train this one longer: --set train.epochs=N, or train.steps=N"
-        raise NothingToResumeError(f"run {folder.run_id} is finished", remedy)
+    way = way_to_train_on(folder)
+    if is_finished(folder) and not (way and any(text.startswith(_LENGTHS) for text in overrides)):
+        raise NothingToResumeError(
+            f"run {folder.run_id} is finished", f"start a new one: elasticflow run JOB{way}"
+        )
     numbers = folder.launch_numbers()
     if not numbers:
         raise NothingToResumeError(f"run {folder.run_id} was never started", "start it: elasticflow run JOB")

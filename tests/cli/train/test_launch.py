@@ -69,7 +69,7 @@ def test_run_folder_copied_out_of_its_project_is_refused(
 def test_finished_run_is_trained_on_by_a_greater_length(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The refusal says so; another change does not."""
+    """The refusal says so, unless its own code, or a metric, has ended it."""
     folder = _project(tmp_path, monkeypatch)
     assert call(["plan", "small.toml", "-o", str(folder.launch(1))]) == 0
     folder.state.write_text('{"status": "finished"}')
@@ -80,6 +80,11 @@ def test_finished_run_is_trained_on_by_a_greater_length(
         assert "--set train.epochs=N" in (refused.value.remedy or "")
     request = _request("x", ("train.epochs=9",), accept_drift=False)
     assert 9 == request.job.train.epochs
+
+    folder.state.write_text('{"status": "finished", "verdict": {"stopped": "rank 0: good enough"}}')
+    with pytest.raises(NothingToResumeError) as refused:
+        _request("x", ("train.epochs=9",), accept_drift=False)
+    assert "--set" not in (refused.value.remedy or "")
 
 
 def test_run_whose_job_file_is_gone_goes_on_with_the_recorded_job(
