@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RUNS = "runs"
+_GITIGNORE = "# Made by elasticflow, with this folder: logs and snapshots stay out of git.\n*\n"
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _TRACE = re.compile(r"rank(\d+)\.json\.gz")
 SNAPSHOT_NAME = re.compile(r"(?P<step>\d{12})-(?P<generation>\d{4,})-(?P<id>[0-9a-f]{8})")
@@ -45,6 +46,12 @@ class RunFolder:
     def job(self) -> str:
         """The job's name, which is the parent folder's name."""
         return self.path.parent.name
+
+    @property
+    def project_root(self) -> Path:
+        """The root of the project whose run it is."""
+        # Not `parents[2]`: a copy of the folder may lie at the top of a disk.
+        return self.path.parent.parent.parent
 
     @property
     def events(self) -> Path:
@@ -151,6 +158,17 @@ class RunFolder:
         return self.generation_logs(generation) / f"rank{rank}.{suffix}"
 
 
+def make_runs_folder(folder: RunFolder) -> None:
+    """Make `runs/`, in which *folder* lies, with a .gitignore for all of it; leave a folder that exists as it is."""
+    runs = folder.path.parent.parent
+    if runs.name != RUNS:
+        return
+    # Whatever is written there next tells why it cannot be.
+    with suppress(OSError):
+        runs.mkdir()
+        (runs / ".gitignore").write_text(_GITIGNORE)
+
+
 def path_from_root(uri: str) -> str | None:
     """Return the path in *uri* if it is relative to the project root; None if *uri* means the same in any folder."""
     path = re.sub(r"^(file|local)://", "", uri, flags=re.IGNORECASE)
@@ -179,7 +197,7 @@ def recorded_place(folder: RunFolder) -> tuple[str, str]:
     with suppress(OSError, ValueError, LookupError, TypeError):
         record = json.loads(((folder.newest_launch or folder.path) / "job.json").read_text("utf-8"))
         uri = record["job"]["snapshots"]["uri"]
-    return snapshot_place(uri if isinstance(uri, str) else None, folder, folder.path.parents[2])
+    return snapshot_place(uri if isinstance(uri, str) else None, folder, folder.project_root)
 
 
 def step_of(name: str | None) -> int:

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Literal, Self, TextIO
 
 import click
 
+from elasticflow.run_folder import RUNS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Sequence
     from types import FrameType
@@ -40,6 +42,14 @@ _REDRAW_S = 0.1
 def shortest_path(path: Path) -> str:
     """Return the shortest form of *path* that can be typed here."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def run_word(folder: RunFolder) -> str:
+    """Return the RUN by which a command typed here finds the run: its id, or its folder if it lies in another project."""
+    from elasticflow.jobfile.project import current_project_root
+
+    is_here = folder.path.is_relative_to(current_project_root() / RUNS)
+    return folder.run_id if is_here else shell_path(folder.path)
 
 
 def shell_path(path: Path) -> str:

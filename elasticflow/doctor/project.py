@@ -57,11 +57,11 @@ def _git(root: Path) -> Iterator[CheckResult]:
         yield _PROJECT.ok("git", "not a checkout: launches record the files that take part, and no commit")
         return
     yield _PROJECT.ok("git", "a checkout: launches record commit, branch and changes")
-    if _git_code(root, "check-ignore", "-q", f"{RUNS}/x") == 0:
-        yield _PROJECT.ok(RUNS, "ignored by git")
-    else:
+    runs = root / RUNS
+    # A run that makes the folder has git ignore it.
+    if runs.exists() and _git_code(root, "check-ignore", "-q", f"{RUNS}/x") != 0:
         meaning = "snapshots and logs would show up as changes, and could be committed"
-        yield _PROJECT.warning(RUNS, "not ignored by git", meaning, f"echo /{RUNS}/ >> {root / '.gitignore'}")
+        yield _PROJECT.warning(RUNS, "not ignored by git", meaning, f"echo '*' > {runs / '.gitignore'}")
 
 
 def _git_code(root: Path, *words: str) -> int:

@@ -28,7 +28,7 @@ from elasticflow.errors import (
 )
 from elasticflow.launcher.agent.agent_process import AgentEnd, build_agent_process
 from elasticflow.launcher.agent.waiting_agent import next_launch_id
-from elasticflow.launcher.launch import check_torch, snapshots_of
+from elasticflow.launcher.launch import check_file_sizes, check_torch, snapshots_of
 from elasticflow.launcher.rendezvous import network
 from elasticflow.launcher.rendezvous.invitation import Invitation
 from elasticflow.launcher.rendezvous.leadership import (
@@ -47,7 +47,7 @@ from elasticflow.protocol import control_store
 from elasticflow.protocol.json_codec import from_json
 from elasticflow.protocol.messages import AgentDied
 from elasticflow.protocol.store_address import StoreLostError
-from elasticflow.run_folder import RunFolder
+from elasticflow.run_folder import RunFolder, make_runs_folder
 from elasticflow.system import atomic_files, records
 from elasticflow.system.polling import attempts
 
@@ -151,10 +151,12 @@ def plan_to_join(
 
     Raises:
         NodeRefusedError: a static rendezvous does not know this machine's rank.
+        StorageError: this machine's files may not have a megabyte.
         InterfaceError: this machine has no such interface as the job names.
         TokenError: this machine's token cannot be had.
     """
     check_torch(warn)
+    check_file_sizes(warn)
     plan = plan_job(request.job, project_root=request.project_root, job_files=request.files)
     check_rank(plan, request.node_rank)
     network.check(plan.interface)
@@ -521,6 +523,7 @@ class Node(JoinedNode):
         invitation = from_json(Invitation, json.loads(store.get(INVITATION)))
         invitation.check(request.job, request.project_root)
         self.folder = RunFolder.of(request.project_root, request.job.job.name, invitation.run_id)
+        make_runs_folder(self.folder)
         catalog, writer = snapshots_of(plan, self.folder, request.project_root)
         check_shared(catalog, invitation, say)
         node = f"{socket.gethostname()}-{store.add('joined', 1)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from elasticflow.launcher.restarts.restart_ledger import RestartLedger
 from elasticflow.launcher.supervisor.launch_record import Launch, Request
 from elasticflow.launcher.supervisor.supervisor import Supervisor
 from elasticflow.protocol import worker_environment
-from elasticflow.run_folder import snapshot_place
+from elasticflow.run_folder import make_runs_folder, snapshot_place
 from elasticflow.snapshots.client.writer_process import WriterStart
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
@@ -38,6 +39,10 @@ if TYPE_CHECKING:
     from elasticflow.launcher.journal.run_lock import RunLock
     from elasticflow.launcher.rendezvous.leadership import LaunchStore
     from elasticflow.run_folder import RunFolder
+
+
+# Logs, and the memory of heartbeats, are larger at once.
+_SMALLEST_FILES = 1 << 20
 
 
 def launch(
@@ -68,7 +73,7 @@ def prepare(request: Request, warn: Callable[[str], None]) -> Iterator[Launch]:
     Raises:
         TorchMissingError: torch is not installed.
         GpuMissingError: the job has a worker for each GPU, and torch can use no GPU here.
-        StorageError: the snapshot URI cannot be written.
+        StorageError: the snapshot URI cannot be written, or files may not have a megabyte.
         InterfaceError: this machine lacks the interface that the job names.
         TokenError: the run's token cannot be read.
         TokenRefusedError: the store that the job names has another token.
@@ -82,9 +87,11 @@ def prepare(request: Request, warn: Callable[[str], None]) -> Iterator[Launch]:
     """
     check_torch(warn)
     check_gpus(request.job)
+    check_file_sizes(warn)
     plan = plan_job(
         request.job, project_root=request.project_root, job_files=request.files, case=request.case
     )
+    make_runs_folder(request.folder)
     catalog, writer = snapshots_of(plan, request.folder, request.project_root)
     network.check(plan.interface)
     token = given_token(plan.token_file, request.project_root)
@@ -239,6 +246,21 @@ def check_gpus(job: Job) -> None:
     message = f'nodes.nproc_per_node is "gpu", and there is no GPU here: {why}'
     remedy = "--set nodes.nproc_per_node=auto takes GPUs where there are some, else cores; a number says how many workers"
     raise GpuMissingError(message, remedy)
+
+
+def check_file_sizes(warn: Callable[[str], None]) -> None:
+    """Warn if the system limits the files of this process and its children, those in memory included.
+
+    Raises:
+        StorageError: they may not have a megabyte.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if soft == resource.RLIM_INFINITY:
+        return
+    fact, remedy = f"a file may have {soft:,} bytes here, in memory, too", "ulimit -f unlimited"
+    if soft < _SMALLEST_FILES:
+        raise StorageError(f"{fact}: a run needs a megabyte at least", remedy)
+    warn(f'{fact}: a larger state or log would end the run by "File too large"; {remedy}')
 
 
 def take_in_failures(folder: RunFolder, catalog: Catalog, ledger: RestartLedger) -> None:

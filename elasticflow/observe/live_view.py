@@ -47,6 +47,7 @@ class LiveView:
         stream: Stream to write to; it is not closed.
         tty: True: the stream is a terminal, and the present state is drawn in place.
         folder: The run folder, as the text to show at the end.
+        run: The word by which commands find the run; default: its id.
         clock: Returns seconds, for throttling only.
         wall: Returns the Unix time.
     """
@@ -58,13 +59,14 @@ class LiveView:
         tty: bool,
         colour: bool,
         folder: str | None = None,
+        run: str | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._screen = Screen(stream, tty=tty, colour=colour)
         self._clock, self._wall = clock, wall
         self._history = RunHistory()
-        self._narrator, self._board = RunNarrator(self._history, folder), RunBoard(self._history)
+        self._narrator, self._board = RunNarrator(self._history, folder, run), RunBoard(self._history)
         self._symbols = {name: signs[not self._screen.pretty] for name, signs in _SYMBOLS.items()}
         self._drawn_at = clock() - DRAW_EVERY_S
         # For a stream that is no terminal: the times of its last line of progress and its last line, and the longest
@@ -75,11 +77,17 @@ class LiveView:
         self._has_printed = False
 
     @classmethod
-    def on(cls, stream: TextIO, environment: Mapping[str, str], folder: str | None = None) -> LiveView:
+    def on(
+        cls,
+        stream: TextIO,
+        environment: Mapping[str, str],
+        folder: str | None = None,
+        run: str | None = None,
+    ) -> LiveView:
         """Return a view that suits *stream*: TERM=dumb means no redrawing."""
         tty = can_redraw(stream, environment)
         colour = wants_colour(stream, {"TERM": "dumb", **environment})
-        return cls(stream, tty=tty, colour=colour, folder=folder)
+        return cls(stream, tty=tty, colour=colour, folder=folder, run=run)
 
     def show(self, record: Record) -> None:
         """Show a record of events.jsonl, of metrics.jsonl, or of neither (`protocol/run_files.py`)."""

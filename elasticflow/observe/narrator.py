@@ -46,10 +46,11 @@ class RunNarrator:
     Args:
         history: History of the events before; takes each event after its line was made.
         folder: The run folder, as the text to show.
+        run: The word by which commands find the run; default: its id.
     """
 
-    def __init__(self, history: RunHistory, folder: str | None = None) -> None:
-        self._history, self._folder = history, folder
+    def __init__(self, history: RunHistory, folder: str | None = None, run: str | None = None) -> None:
+        self._history, self._folder, self._run = history, folder, run
         self._step = 0  # the highest step so far
         self._started: float | None = None
         self._quoted: set[str] = set()
@@ -171,7 +172,7 @@ class RunNarrator:
         text = str(why or error) if is_known or not why else f"{why}: {error}"
         if int_of(record, "step"):
             text += f", after step {int_of(record, 'step')}"
-        run = record.get("run_id")
+        run = self._run or record.get("run_id")
         # Another launch has the run: there is nothing to repair here.
         again = "" if is_taken_over(record) else f"; once mended: {self._again(record)}"
         return Line(
@@ -184,7 +185,8 @@ class RunNarrator:
 
     def _again(self, record: Record) -> str:
         launches = self._history.launches
-        return resume_command(str(record.get("run_id")), launches[-1].resume_command if launches else None)
+        run = self._run or str(record.get("run_id"))
+        return resume_command(run, launches[-1].resume_command if launches else None)
 
     def _run_interrupted(self, record: Record) -> Line:
         step = int_of(record, "step")

@@ -73,7 +73,7 @@ def inputs_of_run(project_root: Path, text: str) -> RunInputs:
     return RunInputs(
         f"{folder.job} {folder.run_id}",
         made_in(launch),
-        folder.path.parents[2],
+        folder.project_root,
         launch,
         environment_of(launch).datasets,
         read_status(folder),

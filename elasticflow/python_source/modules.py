@@ -83,8 +83,14 @@ class Finder:
         return cls(tuple(project_root / part for part in job_path), installed_folders())
 
     def has_own(self, top: str) -> bool:
-        """Return whether a top-level module seems to lie on the job's own path; a cheap check before `find`."""
-        return any((folder / f"{top}.py").is_file() or (folder / top).is_dir() for folder in self.own)
+        """Return whether a top-level module seems to be the job's own; a cheap check before `find`.
+
+        An editable installation has Python look in a folder of the project, such as `src`.
+        """
+        editable = filter(self._is_own, self.installed)
+        return any(
+            (folder / f"{top}.py").is_file() or (folder / top).is_dir() for folder in (*self.own, *editable)
+        )
 
     def within(self, folder: str) -> Finder:
         """Return the finder of a job whose path has a folder of this name instead."""
@@ -136,8 +142,11 @@ class Finder:
 
     def _is_own(self, folder: Path) -> bool:
         """Return whether a folder is of the job's own path; what is installed in a `.venv` of the project is not."""
-        inside = [folder.relative_to(root).parts for root in self.own if folder.is_relative_to(root)]
-        return any(not _INSTALLED & {*parts} for parts in inside)
+        roots = [root for root in self.own if folder.is_relative_to(root)]
+        environment = Path(sys.prefix)
+        if folder.is_relative_to(environment) and any(environment.is_relative_to(root) for root in roots):
+            return False
+        return any(not _INSTALLED & {*folder.relative_to(root).parts} for root in roots)
 
     def refuse_namespace(self, module: Module, name: str, beside: list[str]) -> None:
         """Raise CannotTellError unless *name* is certainly missing in *module*.

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from elasticflow import errors, events
 from elasticflow.protocol import worker_environment
 from elasticflow.protocol.run_files import write_preparation
+from elasticflow.run_folder import make_runs_folder
 from elasticflow.runtime.measuring import device_memory
 from elasticflow.runtime.process import (
     devices,
@@ -185,6 +186,7 @@ def _hold_run_folder(identity: Identity) -> None:
     if identity.rank != 0 or identity.started_by == "launcher":
         return
     folder = identity.run_folder
+    make_runs_folder(folder)
     try:
         lock = _lock_of(folder)
     except OSError as error:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from elasticflow.errors import ScaffoldError
 from elasticflow.jobfile.tables.json_schema import SCHEMA_FILE
-from elasticflow.run_folder import RUNS
 from elasticflow.scaffold.job_text import SCHEMA_NAME
 from elasticflow.system import atomic_files
 
@@ -15,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-_RUNS_IGNORED = re.compile(rf"^/?{RUNS}/?\s*$".encode(), re.MULTILINE)
 PRE_COMMIT = ".pre-commit-config.yaml"
 HOOK_ID = "elasticflow-validate"
 _HOOK = f"""\
@@ -51,25 +48,6 @@ def schema_file(job_file: Path) -> dict[Path, str]:
     """Return the schema file for editors beside *job_file*; nothing if it exists already."""
     path = job_file.parent / SCHEMA_NAME
     return {} if path.exists() else {path: SCHEMA_FILE.read_text("utf-8")}
-
-
-def ignores_runs(root: Path) -> bool | None:
-    """Return whether git ignores the run folders; None outside of git."""
-    if not any((folder / ".git").exists() for folder in (root, *root.parents)):
-        return None
-    try:
-        return _RUNS_IGNORED.search((root / ".gitignore").read_bytes()) is not None
-    except OSError:
-        return False
-
-
-def ignore_runs(root: Path) -> None:
-    """Add the run folders to .gitignore, keeping its content, its encoding and its line ends."""
-    path = root / ".gitignore"
-    before = path.read_bytes() if path.exists() else b""
-    newline = b"\r\n" if b"\r\n" in before else b"\n"
-    gap = b"" if not before or before.endswith(b"\n") else newline
-    atomic_files.write(path, [before, gap, f"/{RUNS}/".encode(), newline])
 
 
 def pre_commit_hook(root: Path) -> tuple[dict[Path, str], str]:

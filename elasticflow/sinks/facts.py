@@ -38,7 +38,7 @@ def read_facts(folder: RunFolder) -> tuple[Job, RunFacts]:
         folder.run_id,
         folder.job,
         path,
-        path.parents[2],
+        folder.project_root.absolute(),
         dict(parameters_of(job_to_json(record.made.job))),
         _tags(folder, record),
     )

@@ -242,6 +242,7 @@ def check_length(steps: int) -> None:
         )
 
 
+_CALLS = "its loop needs run.keep, run.batches and run.step: elasticflow guide own-loop"
 # A module that is imported by a name made at run time, as hydra does, or from a folder put on the path, may join.
 _MAY_JOIN = re.compile(
     rb"\b(?:elasticflow|importlib|__import__|runpy|pkgutil|exec|hydra|jsonargparse|sys\.path)\b"
@@ -258,12 +259,17 @@ def require_own_loop(job: Job, root: Path) -> None:
         return
     files = [root / name for name in own_sources(job, root, ())]
     if files and not any(_MAY_JOIN.search(file.read_bytes()) for file in files):
-        raise nothing_to_try(job.script.entry or job.script.module or "")
+        script = job.script.entry or job.script.module or ""
+        raise TrialRefusedError(
+            f"neither {script} nor a module of the project that it imports uses elasticflow.join: when a step ends, and what it makes of "
+            "the weights, is not known",
+            f"{_CALLS}; where an installed package has the loop, import elasticflow in the script, too",
+        )
 
 
 def nothing_to_try(script: str) -> TrialRefusedError:
     """Return the refusal of a script that reports no steps."""
     return TrialRefusedError(
         f"{script} does not train by elasticflow.join: when a step of it ends, and what it makes of the weights, is not known",
-        "its loop needs run.keep, run.batches and run.step: elasticflow guide own-loop",
+        _CALLS,
     )

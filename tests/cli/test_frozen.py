@@ -14,7 +14,7 @@ PROMISED = {
     "init": {
         *("[MODEL_FILE]", "--output", "--name", "--model", "--dataset", "--loss", "--epochs", "--batch-size"),
         *("--example", "--script", "--args"),
-        *("--workers", "--set", "--print", "--gitignore", "--pre-commit", "--deep", "--yes"),
+        *("--workers", "--set", "--print", "--pre-commit", "--deep", "--yes"),
     },
     "validate": {
         "[FILE]...",

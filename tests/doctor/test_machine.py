@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import socket
+import subprocess
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -193,6 +194,20 @@ def test_schema_beside_the_job(tmp_path: Path) -> None:
     remedy = f"elasticflow guide --schema job -o {tmp_path / 'job.schema.json'}"
     assert [("warning", remedy)] * 2 == [(each.verdict, each.remedy) for each in (missing, other)]
     assert "of another version" in other.fact
+
+
+@pytest.mark.usefixtures("real_processes")
+def test_runs_in_a_folder_that_git_sees(tmp_path: Path) -> None:
+    """A folder that was there before the first run has no .gitignore of ours; the remedy adds one."""
+    for words in (["init", "-q"], ["config", "core.excludesFile", "/dev/null"]):
+        subprocess.run(["git", "-C", tmp_path, *words], check=True)
+    needs = needs_of(tmp_path)
+    assert "warning" not in _wrong(project(needs)).values()
+    (tmp_path / "runs").mkdir()
+    (found,) = [each for each in project(needs) if each.verdict == "warning"]
+    assert found.remedy is not None
+    subprocess.run(found.remedy, shell=True, check=True)
+    assert "warning" not in _wrong(project(needs)).values()
 
 
 @pytest.mark.usefixtures("real_processes")

@@ -85,6 +85,7 @@ class Trial:
     least: int = 1
     most: int = 1
     shard: int = 1
+    may_offload: bool = False
     agents: Agents = field(default_factory=Agents)
     snapshots: Snapshots = field(default_factory=Snapshots)
     records: list[dict[str, Any]] = field(default_factory=list)
@@ -106,7 +107,7 @@ class Trial:
             grace_s=GRACE_S,
         )
         self.nodes = Nodes(self.least, self.most, self.shard)
-        self.lifecycle = Lifecycle(plan, self.nodes, RunSoFar())
+        self.lifecycle = Lifecycle(plan, self.nodes, RunSoFar(), may_offload=self.may_offload)
 
     # --- what happens -----------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import socket
 import time
@@ -23,7 +24,7 @@ from elasticflow.errors import (
     TorchMissingError,
 )
 from elasticflow.launcher import launch as launch_module
-from elasticflow.launcher.launch import check_gpus, check_torch, launch
+from elasticflow.launcher.launch import check_file_sizes, check_gpus, check_torch, launch
 from elasticflow.launcher.restarts.restart_ledger import RestartLedger
 from elasticflow.launcher.restarts.restart_policy import FailedAttempt, RestartPolicy
 from elasticflow.launcher.supervisor.command_runner import CommandRunner
@@ -448,6 +449,19 @@ def test_workers_per_gpu_are_refused_where_there_is_none(
     with pytest.raises(GpuMissingError, match=why) as refused:
         check_gpus(job)
     assert "nodes.nproc_per_node=auto" in (refused.value.remedy or "")
+
+
+def test_files_that_may_not_grow_are_refused_or_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before an agent ends by them; where there is no limit, nothing is said."""
+    told: list[str] = []
+    for limit in (resource.RLIM_INFINITY, 1 << 30):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: (limit, limit))
+        check_file_sizes(told.append)
+    assert ["a file may have 1,073,741,824 bytes here"] == [each.partition(", in")[0] for each in told]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (8192, 8192))
+    with pytest.raises(StorageError, match=r"a file may have 8,192 bytes") as refused:
+        check_file_sizes(told.append)
+    assert "ulimit -f unlimited" == refused.value.remedy
 
 
 @pytest.mark.parametrize(("found", "told"), [("2.13.0+cpu", False), ("2.15.0", False), ("2.1.3", True)])

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from elasticflow import events
-from elasticflow.cli.output import shortest_path
+from elasticflow.cli.output import run_word, shortest_path
 from elasticflow.launcher.agent.printed import RankPrints
 from elasticflow.observe.live_view import LiveView
 from elasticflow.observe.records import parse
@@ -27,7 +27,7 @@ _LOOK_S = 0.2
 
 def follow(folder: RunFolder) -> None:
     """Show the newest launch so far, and continue until no supervisor leads the run."""
-    view = LiveView.on(sys.stdout, os.environ, shortest_path(folder.path))
+    view = LiveView.on(sys.stdout, os.environ, shortest_path(folder.path), run_word(folder))
     happened = FollowedLines(folder.events)
     measured = FollowedLines(folder.metrics, begins_at=_size(folder))
     beside = _Beside(folder)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from elasticflow import events
-from elasticflow.cli.output import cut, paint, print_json, shortest_path, table, terminal_width
+from elasticflow.cli.output import cut, paint, print_json, run_word, shortest_path, table, terminal_width
 from elasticflow.cli.parameters import RUN, format_option
 from elasticflow.errors import (
     ANSWER_IS_NO,
@@ -102,7 +102,7 @@ def command(
         request = ProfileRequest(steps, _ranks(folder, ranks), shapes, memory, stacks)
         show = _ask(folder, request)
         if no_wait:
-            click.echo(f"asked: elasticflow profile {folder.run_id} --show {show}", err=True)
+            click.echo(f"asked: elasticflow profile {run_word(folder)} --show {show}", err=True)
             if form == "json":
                 print_json({"profile": show})
             return FINISHED
@@ -117,7 +117,7 @@ def _ranks(folder: RunFolder, text: str) -> tuple[int, ...]:
     status = read_status(folder)
     if not is_locked(folder) and status.pid is None:
         again = (
-            f"{resume_command(folder.run_id, status.resume_command)} continues it; "
+            f"{resume_command(run_word(folder), status.resume_command)} continues it; "
             if status.status == "interrupted"
             else ""
         )
@@ -152,7 +152,7 @@ def _may_report_steps(folder: RunFolder) -> bool:
     # A record or a script that cannot be read shows nothing.
     with contextlib.suppress(LaunchFolderError, IndexError, OSError):
         try:
-            require_own_loop(made_in(folder.launch(folder.launch_numbers()[-1])).job, folder.path.parents[2])
+            require_own_loop(made_in(folder.launch(folder.launch_numbers()[-1])).job, folder.project_root)
         except TrialRefusedError:
             return False
     return True
@@ -200,7 +200,7 @@ def _wait(folder: RunFolder, number: int, request: ProfileRequest) -> list[str]:
             folder.profile_request(number).unlink(missing_ok=True)
     if not story.answers:
         raise NotRunningError(
-            f"run {folder.run_id} ended before the trace was there", f"elasticflow why {folder.run_id}"
+            f"run {folder.run_id} ended before the trace was there", f"elasticflow why {run_word(folder)}"
         )
     return [f"rank {rank}" for rank in story.awaited(request)]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.output import paint, print_json, run_headline, shortest_path, show_damage
+from elasticflow.cli.output import paint, print_json, run_headline, run_word, shortest_path, show_damage
 from elasticflow.cli.parameters import RUN, format_option
 from elasticflow.errors import ANSWER_IS_NO, EXIT_CODES, FINISHED, INTERRUPTED
 from elasticflow.jobfile.project import current_project_root
@@ -103,7 +103,7 @@ def _print(status: RunStatus, history: RunHistory) -> None:
     if status.status == "interrupted" and isinstance(folder, RunByHand):
         click.echo("continue with: the command that started it")
     elif status.status == "interrupted":
-        click.echo(f"continue with: {resume_command(folder.run_id, status.resume_command)}")
+        click.echo(f"continue with: {resume_command(run_word(folder), status.resume_command)}")
 
 
 def _rows(status: RunStatus, history: RunHistory) -> list[tuple[str, str]]:

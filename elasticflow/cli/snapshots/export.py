@@ -154,7 +154,7 @@ def _save_model(source: SnapshotSource, tokenizer: str | None) -> SaveModel:
         )
     from elasticflow.cli.snapshots.saved_model import save
 
-    return partial(save, source.job, source.folder.path.parents[2], tokenizer=tokenizer)
+    return partial(save, source.job, source.folder.project_root, tokenizer=tokenizer)
 
 
 def _default(source: SnapshotSource, row: SnapshotRow, form: Format, part: Part) -> Path:

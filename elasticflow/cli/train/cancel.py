@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from elasticflow.cli.output import run_word
 from elasticflow.cli.parameters import RUN
 from elasticflow.errors import ElasticflowError, NotRunningError
 from elasticflow.jobfile.project import current_project_root
@@ -96,7 +97,7 @@ def _leave_word(folder: RunFolder, word: str, *, is_needed: bool) -> None:
 def _not_running(status: RunStatus) -> NotRunningError:
     run = status.folder.run_id
     if status.status == "interrupted":
-        again = resume_command(run, status.resume_command)
+        again = resume_command(run_word(status.folder), status.resume_command)
         return NotRunningError(f"run {run} is not running: it was interrupted", f"continue with: {again}")
     if status.status in {"finished", "failed"}:
         ended = f"it {status.status} at {local_time(status.updated)}"

@@ -13,6 +13,9 @@ from elasticflow.cli.train.view import launch_shown, log_format_option
 if TYPE_CHECKING:
     from elasticflow.launcher.supervisor.launch_record import Request
 
+# Keys that say how long a run trains.
+_LENGTHS = ("train.epochs=", "train.steps=")
+
 
 @click.command("resume")
 @click.argument("run", type=RUN, metavar="[RUN]", required=False)
@@ -23,11 +26,13 @@ def command(run: str | None, overrides: tuple[str, ...], accept_drift: bool, log
     """Continue RUN (a run folder, run id or job name) from its newest good snapshot.
 
     Without RUN: the newest run of this project that is not finished. The job file is read again and compared
-    with the run's own job; a difference that would corrupt the run is refused.
+    with the run's own job; a difference that would corrupt the run is refused. A finished run is trained on if it is
+    given a greater length.
 
     \b
     elasticflow resume
     elasticflow resume mnist
+    elasticflow resume mnist --set train.epochs=20   trains a finished run on
     elasticflow resume 20261120-104500-4f2a --set nodes.nproc_per_node=1
     """
     request = _request(run, overrides, accept_drift=accept_drift)
@@ -41,7 +46,7 @@ def _request(run: str | None, overrides: tuple[str, ...], *, accept_drift: bool)
     from elasticflow.errors import NothingToResumeError
     from elasticflow.jobfile.project import current_project_root
     from elasticflow.launcher.supervisor.launch_record import Request
-    from elasticflow.observe.runs import find_run, is_finished, newest_resumable
+    from elasticflow.observe.runs import find_run, is_finished, newest_resumable, way_to_train_on
 
     root = current_project_root()
     folder = newest_resumable(root) if run is None else find_run(root, run)
@@ -49,15 +54,24 @@ def _request(run: str | None, overrides: tuple[str, ...], *, accept_drift: bool)
         raise NothingToResumeError(
             f"no run under {root / 'runs'} can continue", "start one: elasticflow run JOB"
         )
-    if is_finished(folder):
-        raise NothingToResumeError(f"run {folder.run_id} is finished", "start a new one: elasticflow run JOB")
+    way = way_to_train_on(folder)
+    if is_finished(folder) and not (way and any(text.startswith(_LENGTHS) for text in overrides)):
+        raise NothingToResumeError(
+            f"run {folder.run_id} is finished", f"start a new one: elasticflow run JOB{way}"
+        )
     numbers = folder.launch_numbers()
     if not numbers:
         raise NothingToResumeError(f"run {folder.run_id} was never started", "start it: elasticflow run JOB")
-    root = folder.path.parents[2]
+    root = folder.project_root
     before = last_record(folder, root, warn)
     if before.files is None or not (root / before.files[0]).exists():
         missing = "the job file" if before.files is None else str(root / before.files[0])
+        code = before.made.origins.code
+        if code and not any((root / name).exists() for name in code):
+            raise NothingToResumeError(
+                f"{root} has no file of the run's project: neither {missing} nor {next(iter(code))}; was the run folder copied or moved?",
+                f"resume it in its project, in runs/{before.made.job.job.name}/{folder.run_id}; status, why, logs and the like show it anywhere",
+            )
         if overrides:
             raise NothingToResumeError(
                 f"--set needs the job file, and {missing} is gone", "put it back, or leave out --set"

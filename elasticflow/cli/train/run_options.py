@@ -112,11 +112,12 @@ class RunOptions:
 
     def has_finished(self, folder: RunFolder) -> bool:
         """Return whether the run has finished, and if so, print that."""
-        from elasticflow.observe.runs import is_finished
+        from elasticflow.observe.runs import is_finished, way_to_train_on
 
         if not is_finished(folder):
             return False
-        self.say(f"run {folder.run_id} is finished: nothing was trained; another --run-id begins a new run")
+        new = "another --run-id begins a new run"
+        self.say(f"run {folder.run_id} is finished: nothing was trained; {new}{way_to_train_on(folder)}")
         return True
 
     def scale_changes(self, nodes: NodesTable | None = None) -> tuple[ScaleChange, ...]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.output import shortest_path, warn
+from elasticflow.cli.output import run_word, shortest_path, warn
 from elasticflow.protocol.run_files import is_only_shown
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def launch_shown(request: Request, log_format: str) -> int:
     request = replace(request, follower=serving_command(request.job))
     if log_format == "json":
         return launch(request, _print_json, warn)
-    view = LiveView.on(sys.stdout, os.environ, shortest_path(request.folder.path))
+    view = LiveView.on(sys.stdout, os.environ, shortest_path(request.folder.path), run_word(request.folder))
     try:
         return launch(request, view.show, warn, view.tick)
     finally:

@@ -39,9 +39,6 @@ if TYPE_CHECKING:
 @click.option("--script", is_flag=True, help="Take the file as a training script in any case.")
 @click.option("--args", metavar="WORDS", help="A script's arguments, quoted as for a shell.")
 @click.option("--print", "only_print", is_flag=True, help="Print the job file; write nothing.")
-@click.option(
-    "--gitignore/--no-gitignore", default=None, help="Add runs/ to .gitignore in a checkout; default: asks."
-)
 @click.option("--pre-commit", is_flag=True, help="Make pre-commit check job files.")
 @click.option(
     "--deep/--no-deep",
@@ -53,7 +50,6 @@ def command(
     *,
     example: str | None,
     workers: int | None,
-    gitignore: bool | None,
     only_print: bool,
     pre_commit: bool,
     deep: bool | None,
@@ -94,10 +90,10 @@ def command(
 
         folder = options.pop("output")
         if workers or pre_commit or script or args or any(options.values()):
-            raise click.UsageError("with --example go -o, --print, --gitignore, --deep and --yes only")
+            raise click.UsageError("with --example go -o, --print, --deep and --yes only")
         if only_print:
             return print_example(example)
-        return finish_example(example, folder, may_ask=may_ask, gitignore=gitignore, deep=deep)
+        return finish_example(example, folder, deep=deep)
     from elasticflow.cli.write.init_files import InitOptions
 
     given = InitOptions(**options, args=args, workers=workers or _workers(), may_ask=may_ask)
@@ -116,7 +112,6 @@ def command(
             given,
             has_workers=workers is not None,
             only_print=only_print,
-            gitignore=gitignore,
             pre_commit=pre_commit,
         )
     from elasticflow.cli.write.init_files import finish, print_only, write
@@ -124,7 +119,7 @@ def command(
     job = _new_job(given, only_print=only_print)
     if only_print:
         return print_only(job)
-    loaded = write(job, may_ask=may_ask, gitignore=gitignore, pre_commit=pre_commit)
+    loaded = write(job, pre_commit=pre_commit)
     return finish(job, loaded, deep=deep)
 
 

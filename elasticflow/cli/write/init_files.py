@@ -68,7 +68,7 @@ def _print(text: str, others: Iterable[str]) -> int:
     return FINISHED
 
 
-def write(new_job: NewJob, *, may_ask: bool, gitignore: bool | None, pre_commit: bool) -> LoadedJob:
+def write(new_job: NewJob, *, pre_commit: bool) -> LoadedJob:
     """Write the job with its code, the schema for editors and, if wanted, a pre-commit hook; return the loaded job.
 
     Raises:
@@ -85,7 +85,6 @@ def write(new_job: NewJob, *, may_ask: bool, gitignore: bool | None, pre_commit:
         click.echo(f"{paint('wrote', 'green')} {shortest_path(path.absolute())}")
     if by_hand:
         note(f"add to {files.PRE_COMMIT}, under repos:\n{by_hand}")
-    offer_to_ignore_runs(new_job.root, may_ask=may_ask, gitignore=gitignore)
     for text in new_job.notes:
         note(text)
     return loaded or load(new_job.job_file)
@@ -146,17 +145,6 @@ def load(job_file: Path, text: str | None = None) -> LoadedJob:
     return loaded
 
 
-def offer_to_ignore_runs(root: Path, *, may_ask: bool, gitignore: bool | None) -> None:
-    """Add the run folders to .gitignore, in a checkout, if *gitignore*; None: ask, if *may_ask*."""
-    if files.ignores_runs(root) is not False or gitignore is False:
-        return
-    question = "add runs/, where snapshots and logs go, to .gitignore?"
-    if gitignore is None and may_ask and not click.confirm(question, default=True):
-        return
-    files.ignore_runs(root)
-    click.echo(f"{paint('added', 'green')} /runs/ to {shortest_path(root / '.gitignore')}")
-
-
 def tried_out(loaded: LoadedJob, path: Path, *, with_step: bool) -> bool:
     """Try the job's own code, print the problems, and return whether a run could train."""
     from elasticflow.cli.write.deep_options import DeepRequest, report_text, try_out_loaded
@@ -202,14 +190,11 @@ def print_example(name: str) -> int:
     return _print(contents.pop(gallery.JOB_FILE).decode(), [f"{name}/{other}" for other in contents])
 
 
-def finish_example(
-    name: str, folder: Path | None, *, may_ask: bool, gitignore: bool | None, deep: bool | None
-) -> int:
+def finish_example(name: str, folder: Path | None, *, deep: bool | None) -> int:
     """Write an example, print what it lacks here and the next commands; return the exit code.
 
     Args:
         folder: Target folder; None for a folder with the example's name.
-        gitignore: Add the run folders to .gitignore; None to ask.
         deep: Train a step of the example.
 
     Raises:
@@ -220,7 +205,6 @@ def finish_example(
     files.write(contents, "choose another folder: -o FOLDER")
     for path in contents:
         click.echo(f"{paint('wrote', 'green')} {path}")
-    offer_to_ignore_runs(folder, may_ask=may_ask, gitignore=gitignore)
     is_ready = _is_ready(folder / gallery.JOB_FILE, deep=bool(deep))
     say_what_is_next(
         [

@@ -53,7 +53,6 @@ def finish(
     *,
     has_workers: bool,
     only_print: bool,
-    gitignore: bool | None,
     pre_commit: bool,
 ) -> int:
     """Write the job file of a script, print its rung and the changes for the next rung; return the exit code.
@@ -75,7 +74,7 @@ def finish(
     job = _job(path, root, script, form, options, why)
     if only_print:
         return print_only(job)
-    write(job, may_ask=options.may_ask, gitignore=gitignore, pre_commit=pre_commit)
+    write(job, pre_commit=pre_commit)
     show_form(str(path), script, form)
     _tell_findings(path)
     shown = shell_path(job.job_file)

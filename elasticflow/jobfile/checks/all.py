@@ -12,6 +12,7 @@ from elasticflow.jobfile.checks.shards import check_data_shards, check_exact, ch
 from elasticflow.jobfile.checks.slurm import check_slurm
 from elasticflow.jobfile.checks.training_length import check_intervals, samples_per_epoch
 from elasticflow.jobfile.diagnostics import codes
+from elasticflow.jobfile.diagnostics.suggestions import nearest
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
 from elasticflow.jobfile.entry_points.object_arguments import check_free_values, check_objects, check_secrets
 from elasticflow.jobfile.tables.evaluation import (
@@ -215,6 +216,13 @@ def _measured(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
             message = f'{dotted(path)}.weights = "{table.weights}" measures averaged weights, and train.ema is not given'
             remedy = f"add to [train]: ema = 0.999; or leave {dotted(path)}.weights out"
             yield source.problem(codes.NO_AVERAGE, message, (*path, "weights"), remedy=remedy)
+        names = sorted(table.measured)
+        if table.best is not None and table.best.split()[1] not in names:
+            side, metric = table.best.split()
+            near = nearest(metric, names)
+            message = f'{dotted(path)}.best = "{table.best}" names no metric: there are {", ".join(names) or "none"}'
+            meant = f'did you mean "{side} {near[0]}"?' if near else None
+            yield source.problem(codes.NO_METRIC, message, (*path, "best"), remedy=meant)
         if table.best is not None and best_of:
             message = f"{dotted(path)}.best: snapshots are ranked by one metric, and {best_of}.best names one already"
             yield source.problem(

@@ -265,26 +265,26 @@ def _fixed_keys(source: Source, axes: list[Axis]) -> Iterator[Diagnostic]:
 
 def _unknown_keys(source: Source, axes: list[Axis]) -> Iterator[Diagnostic]:
     """Yield each axis that is no key of a job, once for all its values."""
-    from elasticflow.jobfile.tables.job import (
-        Job,
-        model_of,
-    )  # completion of case names does not load pydantic
+    # Completion of case names does not load pydantic.
+    from elasticflow.jobfile.tables.job import Job, model_of
+    from elasticflow.jobfile.wording.type_descriptions import annotation_at
 
     for axis in axes:
         table = axis.path[0]
         is_known = table in Job.model_fields and (
             len(axis.path) == 1
-            or axis.path[1] in model_of(str(table)).model_fields
+            or annotation_at(axis.path[:2]) is not None
             or model_of(str(table)).model_config.get("extra") == "allow"
         )
         if not is_known and axis.path not in _FIXED and axis.path[0] != "matrix":
             from elasticflow.jobfile.wording.pydantic_messages import unknown_key
 
-            problem = unknown_key(axis.path[:2], axis.values)
+            wrong = axis.path[: 2 if table in Job.model_fields else 1]
+            problem = unknown_key(wrong, axis.values if wrong == axis.path else {})
             remedy = problem.suggestion.in_axis() if problem.suggestion else None
             is_table = len(axis.path) > 1
             message = problem.message if is_table else f"the axis {dotted(axis.path)} is not a key of the job"
-            yield source.problem(problem.code, message, (*AXES, *axis.path[:2]), at_key=True, remedy=remedy)
+            yield source.problem(problem.code, message, (*AXES, *wrong), at_key=True, remedy=remedy)
 
 
 def _overridden(source: Source, axes: list[Axis]) -> Iterator[Diagnostic]:

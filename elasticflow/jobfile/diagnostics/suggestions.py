@@ -18,7 +18,10 @@ def nearest(word: str, words: Iterable[str], likeness: float = 0.6) -> list[str]
     """Return the word that *word* was most likely meant to be; [] if all are less alike than *likeness* (0 to 1)."""
     import difflib  # most files hold no mistake
 
-    return difflib.get_close_matches(word, list(words), 1, likeness)
+    words = list(words)
+    if same := [each for each in words if each.lower() == word.lower()]:
+        return same[:1]
+    return difflib.get_close_matches(word, words, 1, likeness)
 
 
 def is_table(value: object) -> bool:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from elasticflow.jobfile.diagnostics import codes
-from elasticflow.jobfile.diagnostics.suggestions import nearest
 from elasticflow.jobfile.tables.types import (
     MOST_SAMPLES,
     Args,
@@ -18,7 +16,6 @@ from elasticflow.jobfile.tables.types import (
     IntervalText,
     MayRefer,
     Table,
-    bad_key,
     optional,
 )
 
@@ -148,20 +145,6 @@ class EvaluationTable(Table):
     def measured(self) -> tuple[str, ...]:
         """Names of what an evaluation measures: the metrics and, unless it has a step of its own, the loss."""
         return tuple(self.metrics) if self.step is not None else ("loss", *self.metrics)
-
-    @model_validator(mode="after")
-    def _best_names_a_metric(self) -> EvaluationTable:
-        names = sorted(self.measured)
-        if self.best is not None and self.best.split()[1] not in names:
-            side, metric = self.best.split()
-            near = nearest(metric, names)
-            message = (
-                f'evaluation.best = "{self.best}" names no metric: there are {", ".join(names) or "none"}'
-            )
-            raise bad_key(
-                "best", codes.NO_METRIC, message, f'did you mean "{side} {near[0]}"?' if near else None
-            )
-        return self
 
 
 Evaluation = EvaluationTable | dict[SetName, EvaluationTable]

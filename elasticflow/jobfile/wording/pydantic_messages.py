@@ -271,11 +271,7 @@ def problems_of_set(name: str, error: ValidationError | None, raw: TomlTable) ->
         yield unknown_key(path, value_at(path, raw))
         return
     for each in error.errors(include_url=False, include_input=False):
-        found = problem_of({**each, "loc": (name, *each["loc"])}, "evaluation", raw)
-        if found.code == codes.NO_METRIC:  # the table's own check does not know the set's name
-            words = found.message.replace("evaluation.best", f"{dotted(path)}.best", 1)
-            found = found._replace(message=words)
-        yield found
+        yield problem_of({**each, "loc": (name, *each["loc"])}, "evaluation", raw)
 
 
 def place_problems(source: Source, problems: list[TableProblem]) -> list[Diagnostic]:

@@ -77,7 +77,9 @@ class KeySuggestion(NamedTuple):
         key, text = self.keys[0], self.value
         if key == ("extends",):
             return "write it in the job file: a flag cannot extend it"
-        if not text and isinstance(value, dict) and len(value) == 1:  # a table: the flag sets a key inside it
+        while (
+            not text and isinstance(value, dict) and len(value) == 1
+        ):  # a table: the flag sets a key inside it
             [(inner, value)] = value.items()
             key, text = (*key, inner), "" if isinstance(value, dict) else to_toml(value)
         return f"{set_flag(key, text)}{self._noted()}"

@@ -51,6 +51,7 @@ from elasticflow.protocol.messages import (
     WorkersStarted,
 )
 from elasticflow.protocol.shard_groups import next_degree
+from elasticflow.system.device_errors import class_of_device_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,6 +99,7 @@ class Lifecycle:
         untrained_s: Seconds that a drain has before the run's first step, at most those of any drain.
         script: Name of the user's script that workers run: it need not report steps, and has finished once all workers have
             exited. None: they run a train.py.
+        may_offload: The job shards its model, and does not offload it yet.
 
     Attributes:
         generation: The generation that runs, or None between two.
@@ -112,8 +114,9 @@ class Lifecycle:
         untrained_s: float = UNTRAINED_S,
         *,
         script: str | None = None,
+        may_offload: bool = False,
     ) -> None:
-        self._nodes = nodes
+        self._nodes, self._may_offload = nodes, may_offload
         self._script = script
         self._grace_s = plan.grace_s
         self._untrained_s = plan.grace_s if script is not None else min(plan.grace_s, untrained_s)
@@ -399,14 +402,17 @@ class Lifecycle:
         self._failed(cause, generation)
 
     def _with_hint(self, cause: Cause, generation: Generation) -> Cause:
-        """Return *cause*; if a job's memory was full before its first step, with advice on how far to shard the model."""
-        workers = [self._nodes.workers_of(node) for node in generation.nodes if node in self._nodes]
-        degree = next_degree(self._nodes.shard, workers)
-        is_full = cause.failure_class == "oom" and not self._has_trained
-        if not is_full or self._script is not None or degree is None:
+        """Return *cause*; if a job's memory was full before its first step, with advice on how to shard the model."""
+        if cause.failure_class != "oom" or self._has_trained or self._script is not None:
             return cause
-        hint = f"parallel.shard = {degree} leaves each worker 1/{degree} of the parameters, gradients and optimizer's state"
-        return replace(cause, error=f"{cause.error}\n  help: {hint}")
+        workers = [self._nodes.workers_of(node) for node in generation.nodes if node in self._nodes]
+        what, hints = "the parameters, gradients and optimizer's state", []
+        if (degree := next_degree(self._nodes.shard, workers)) is not None:
+            hints.append(f"parallel.shard = {degree} leaves each worker 1/{degree} of {what}")
+        # The CPU's memory may be the one that is full.
+        if self._may_offload and class_of_device_error(cause.error) == "oom":
+            hints.append(f'parallel.offload = "cpu" keeps {"them" if hints else what} in the CPU\'s memory')
+        return replace(cause, error=f"{cause.error}\n  help: {'; '.join(hints)}") if hints else cause
 
     def _continues_without(self, cause: Cause) -> bool:
         """Leave out a node that lacks the devices on which the launch has trained, if enough others are there; charge nothing."""

@@ -192,7 +192,9 @@ class Supervisor:
         untrained_s = plan.restarts.grace_s if plan.snapshots.is_held_at_interval else UNTRAINED_S
         script = None if plan.script is None else plan.script.shown
         self._journal.state["script"] = script
-        return Lifecycle(plan.restarts, self._nodes, run, untrained_s, script=script)
+        parallel = self._launch.request.job.parallel
+        may_offload = parallel is not None and parallel.offload is None
+        return Lifecycle(plan.restarts, self._nodes, run, untrained_s, script=script, may_offload=may_offload)
 
     def _announce(self) -> None:
         launch = self._launch

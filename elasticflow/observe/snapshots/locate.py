@@ -96,7 +96,7 @@ def find_source(
 def _of_run(folder: RunFolder, options: dict[str, Any]) -> SnapshotSource:
     from elasticflow.compiler.launch_folder import last_record
 
-    root = folder.path.parents[2]
+    root = folder.project_root
     damage: list[str] = []
     job = last_record(folder, root, damage.append).made.job if folder.launch_numbers() else None
     uri = None if job is None else job.snapshots.uri

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import re
 from collections import ChainMap
 from functools import cache
 from types import CodeType, FunctionType
@@ -24,13 +23,15 @@ from elasticflow.runtime.loop.liveness import (
     depends_on_itself,
     end_of,
     flows_in,
+    made_in_branches,
+    owner_of,
     passes_around,
     path_of,
     read_in,
     shown_in,
     used_in,
 )
-from elasticflow.runtime.loop.script_loops import loops_around, nodes_of
+from elasticflow.runtime.loop.script_loops import loops_around, nodes_of, scope_of
 from elasticflow.runtime.process import reachable
 from elasticflow.system.exceptions import is_own_code
 from elasticflow.system.installation import is_of_installed_package
@@ -93,7 +94,7 @@ def deciders_in(frame: FrameType, line: int) -> Iterator[tuple[str, Any, Any]]:
         # These are looked at where nothing else of an object is read.
         is_numbers = inside and all(type(each) in (int, float, np.float64) for each in inside)
         if value is not None and not is_numbers:
-            yield path, value, value_at(_place_of_owner(path))
+            yield path, value, value_at(owner_of(path))
 
 
 def carried_by_functions(frame: FrameType, line: int) -> Iterator[tuple[str, Any, Any]]:
@@ -110,7 +111,7 @@ def carried_by_functions(frame: FrameType, line: int) -> Iterator[tuple[str, Any
         held = {path[1:]: each for path, each in reachable.inside_of("", function, {})}  # by `.name`
         inside = _values_in(ChainMap(held, function.__globals__))
         for path in _carried_by(function.__code__, inside, is_result_used=name in used):
-            yield path, inside(path), inside(_place_of_owner(path))
+            yield path, inside(path), inside(owner_of(path))
 
 
 def _carried_by(code: CodeType, value_at: Callable[[str], Any], *, is_result_used: bool) -> list[str]:
@@ -175,13 +176,14 @@ def _calls_at(file: str, line: int) -> tuple[ast.Call, ...]:
 
 @cache
 def made_in_each_pass(file: str, line: int) -> frozenset[str]:
-    """Return the variables that each pass of a loop around *line* makes anew before it reads them."""
+    """Return the variables that a pass of a loop around *line*, or a branch inside of it, makes anew before they are read."""
     loops = loops_around(file, line)
     found: set[str] = set()
     for number, each in enumerate(passes_around(file, line)):
         # The passes of an inner loop leave it to each other.
         inside = (node for inner in loops[number + 1 :] for node in ast.walk(inner))
         found |= each.always - each.head - _names_in(inside)
+        found |= made_in_branches(loops[number], scope_of(file, line))
     return frozenset(found)
 
 
@@ -336,25 +338,20 @@ def _shuffled(file: str) -> frozenset[str]:
 
 
 def _values_of(frame: FrameType) -> Callable[[str], Any]:
-    """Return a function that returns the value at a path, `self.stopper`, in *frame*; None if there is none."""
+    """Return a function that returns the value at a path, `self.stopper` or `state['step']`, in *frame*; None if there is none."""
     return _values_in({**frame.f_globals, **frame.f_locals})
 
 
 def _values_in(variables: Mapping[str, Any]) -> Callable[[str], Any]:
     def value_at(path: str) -> Any:
-        first, *inner = re.findall(r"\['[^']*'\]|[^.\[]+", path) or [""]
-        value: Any = variables.get(first)
-        for place in inner:
-            is_item = place.startswith("[") and isinstance(value, dict)
-            value = value.get(place[2:-2]) if is_item else getattr(value, "__dict__", {}).get(place)
-        return value
+        if not (owner := owner_of(path)):
+            return variables.get(path)
+        held, name = value_at(owner), end_of(path)
+        if name.startswith(("['", '["')):
+            return held.get(name[2:-2]) if isinstance(held, dict) else None
+        return getattr(held, "__dict__", {}).get(name)
 
     return value_at
-
-
-def _place_of_owner(path: str) -> str:
-    """Return `self.state` of `self.state.step` and of `self.state['step']`."""
-    return path[: path.rfind("[")] if path.endswith("]") else path.rpartition(".")[0]
 
 
 def _names_in(nodes: Iterable[ast.AST]) -> set[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import itertools
 import re
+from collections import Counter
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -123,6 +124,20 @@ def shown_in(loop: Loop) -> frozenset[str]:
     calls = (each for each in _walk(*loop.body) if isinstance(each, ast.Call))
     shows = (each for each in calls if any(word in _name_of(each.func) for word in _SHOWS))
     return frozenset().union(*(read_in(*arguments_of(each)) for each in shows))
+
+
+def made_in_branches(loop: Loop, scope: Iterable[ast.AST]) -> set[str]:
+    """Return the variables that a branch of a condition in *loop* makes before it reads them, and that nothing else in *scope* names."""
+    everywhere = Counter(each.id for each in scope if isinstance(each, ast.Name))
+    conditions = [each for each in _walk(*loop.body) if isinstance(each, ast.If)]
+    found: set[str] = set()
+    for branch in (branch for each in conditions for branch in (each.body, each.orelse)):
+        names = (each for node in branch for each in ast.walk(node) if isinstance(each, ast.Name))
+        inside = Counter(each.id for each in names)
+        made = {each.path for each in flows_in(*branch, but=_CHOICES) if isinstance(each.target, ast.Name)}
+        made -= _Backwards(counts_all=True).read_block(branch, set())
+        found |= {name for name in made if inside[name] == everywhere[name]}
+    return found
 
 
 def depends_on_itself(function: ast.FunctionDef, path: str) -> bool:
@@ -372,6 +387,11 @@ def path_of(node: ast.AST) -> str:
 def end_of(path: str) -> str:
     """Return `best` of `self.best`, and `['step']` of `state['step']`."""
     return path[path.rfind("[") :] if path.endswith("]") else path.rpartition(".")[2]
+
+
+def owner_of(path: str) -> str:
+    """Return `self` of `self.best`, and `state` of `state['step']`; empty for a variable."""
+    return path.removesuffix(end_of(path)).removesuffix(".")
 
 
 def whole_of(place: ast.expr) -> str:

@@ -97,6 +97,18 @@ def loops_around(file: str, line: int) -> tuple[ast.For | ast.While, ...]:
 
 
 @cache
+def scope_of(file: str, line: int) -> tuple[ast.AST, ...]:
+    """Return the nodes of the innermost function around *line*; of the whole file outside of functions."""
+    functions = [
+        node
+        for node in nodes_of(file)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.lineno <= line <= (node.end_lineno or 0)
+    ]
+    return tuple(ast.walk(max(functions, key=lambda node: node.lineno))) if functions else nodes_of(file)
+
+
+@cache
 def nodes_of(file: str) -> tuple[ast.AST, ...]:
     """Return all nodes of a file's source; none if it cannot be read."""
     try:

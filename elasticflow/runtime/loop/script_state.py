@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from elasticflow.errors import StateError
-from elasticflow.runtime.loop import carried_values, kept, script_loops
+from elasticflow.runtime.loop import carried_values, kept, liveness, script_loops
 from elasticflow.runtime.process import random_streams, reachable, torch_private
 from elasticflow.runtime.process.sharded_tensors import local_of
 from elasticflow.runtime.snapshot import unsaved
@@ -332,9 +332,9 @@ class ScriptState:
                 self._tell_of_counter(name, number)
             for place, value, owner in carried_values.deciders_in(frame, line):
                 # `self` is the script's `trainer`.
-                known, name = self._paths.get(id(owner)), place.rpartition(".")[2]
-                is_item = place.endswith("]")
-                path = place if is_item or known is None or owner is None else f"{known}.{name}"
+                known = self._paths.get(id(owner))
+                inside = place.removeprefix(liveness.owner_of(place))
+                path = place if known is None or owner is None else f"{known}{inside}"
                 for inner, each in _setters_of(path, owner) if isinstance(value, bool) else [(path, value)]:
                     if not {id(each), id(owner)} & own():
                         self._tell_of_decider(inner, each)
@@ -350,8 +350,7 @@ class ScriptState:
                 self._tell_once(path, path, CARRIED)
 
     def _tell_of_attribute(self, path: str, value: float) -> None:
-        name = path[path.rfind("[") :] if path.endswith("]") else path.rpartition(".")[2]
-        if name not in carried_values.set_by_the_run(self._code.co_filename):
+        if liveness.end_of(path) not in carried_values.set_by_the_run(self._code.co_filename):
             self._tell_of_counter(path, value)
 
     def _tell_of_counter(self, path: str, value: float) -> None:
@@ -630,7 +629,7 @@ def _numbers_of(path: str, holder: Any, outside: set[int]) -> Iterator[tuple[str
     for inner, value, _ in reachable.objects({path: holder}, enters, outside):
         owners[inner] = value
         if type(value) in (int, float) or (isinstance(value, Tensor) and value.ndim == 0):
-            yield inner, value, owners.get(inner.rpartition("[" if inner.endswith("]") else ".")[0])
+            yield inner, value, owners.get(liveness.owner_of(inner))
 
 
 def _parts_of(value: Any) -> list[Any]:

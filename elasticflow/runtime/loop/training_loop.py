@@ -795,6 +795,9 @@ class TrainingLoop:
         place = self._policy.uri or os.path.relpath(worker.run_folder.path)
         done = f"after step {self.position.step}{why}, snapshots in {place}"
         text = f"finished {done}" if self.is_finished else f"leaves {done}: the same command resumes the run"
+        is_as_before = not self._is_training or self.position.step == self._began_after
+        if self.is_finished and self.position.step > 0 and is_as_before:
+            text += "; nothing was left to train: join(folder=...), or a start without that folder, begins a new run"
         worker.moments.leave.append(lambda: self._tell(text))  # after the last snapshot's commit
         if self._script is not None:
             worker.moments.leave.append(atexit._run_exitfuncs)  # noqa: SLF001  # wandb and others end there

@@ -120,7 +120,7 @@ def log_loaded_modules(worker: Worker) -> None:
 
     Our agent's workers call it after their first step, when late imports are done.
     """
-    root = worker.run_folder.path.parents[2]  # runs/<job>/<run id>
+    root = worker.run_folder.project_root
     names = {name.partition(".")[0] for name in tuple(sys.modules)}
     worker.event(
         events.ENVIRONMENT_FOUND,

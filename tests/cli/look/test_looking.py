@@ -100,6 +100,17 @@ def test_status_of_an_interrupted_run(ran: Callable[..., Ran], run: tuple[str, .
     assert ran("status", *run) == (0, STATUS, "")
 
 
+def test_the_command_that_continues_a_run_of_another_project_names_its_folder(
+    ran: Callable[..., Ran], project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its id alone would be looked for in the project of the working folder."""
+    folder = project / "runs" / "mnist" / RUN_ID
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "pyproject.toml").touch()
+    assert ran("status", str(folder))[1].endswith(f"\ncontinue with: elasticflow resume {folder}\n")
+
+
 def test_status_has_the_command_that_the_launch_was_told(ran: Callable[..., Ran], project: Path) -> None:
     """`resume` would train on the login node what Slurm is to train."""
     change(project, resume_command="elasticflow submit slurm jobs/mnist.toml --run-id slurm-7")

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pytest
 
 from elasticflow.cli.main import call
 from elasticflow.cli.train.resume import _request
 from elasticflow.cli.train.view import _print_json
 from elasticflow.compiler.launch_folder import LaunchRecord, launch_files, materialize, record_in
 from elasticflow.compiler.plan.launch_plan import plan_job
+from elasticflow.errors import NothingToResumeError
 from elasticflow.run_folder import RunFolder
-
-if TYPE_CHECKING:
-    import pytest
 
 JOB = """\
 [job]
@@ -49,6 +49,42 @@ def _project(folder: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     (folder / "small.toml").write_text(JOB)
     monkeypatch.chdir(folder)
     return RunFolder.of(folder, "small", "x")
+
+
+def test_run_folder_copied_out_of_its_project_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would begin without its code, and look for snapshots at a relative place elsewhere."""
+    (tmp_path / "project").mkdir()
+    folder = _project(tmp_path / "project", monkeypatch)
+    assert call(["plan", "small.toml", "-o", str(folder.launch(1))]) == 0
+    copied = tmp_path / "copied"
+    shutil.copytree(folder.path, copied)
+
+    with pytest.raises(NothingToResumeError, match="was the run folder copied or moved") as refused:
+        _request(str(copied), (), accept_drift=False)
+    assert "runs/small/copied" in (refused.value.remedy or "")
+
+
+def test_finished_run_is_trained_on_by_a_greater_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The refusal says so, unless its own code, or a metric, has ended it."""
+    folder = _project(tmp_path, monkeypatch)
+    assert call(["plan", "small.toml", "-o", str(folder.launch(1))]) == 0
+    folder.state.write_text('{"status": "finished"}')
+
+    for overrides in ((), ("job.seed=2",)):
+        with pytest.raises(NothingToResumeError, match="run x is finished") as refused:
+            _request("x", overrides, accept_drift=False)
+        assert "--set train.epochs=N" in (refused.value.remedy or "")
+    request = _request("x", ("train.epochs=9",), accept_drift=False)
+    assert 9 == request.job.train.epochs
+
+    folder.state.write_text('{"status": "finished", "verdict": {"stopped": "rank 0: good enough"}}')
+    with pytest.raises(NothingToResumeError) as refused:
+        _request("x", ("train.epochs=9",), accept_drift=False)
+    assert "--set" not in (refused.value.remedy or "")
 
 
 def test_run_whose_job_file_is_gone_goes_on_with_the_recorded_job(

@@ -121,7 +121,7 @@ def test_records_and_words_for_people_do_not_mix(tmp_path: Path, capsys: pytest.
     folder = RunFolder(tmp_path / "runs" / "small" / "r1")
     folder.path.mkdir(parents=True)
     folder.state.write_text('{"status": "finished"}')
-    sentence = "run r1 is finished: nothing was trained; another --run-id begins a new run\n"
+    sentence = "run r1 is finished: nothing was trained; another --run-id begins a new run; elasticflow resume r1 --set train.epochs=N, or train.steps=N, trains this one longer\n"
     for form, said in (("console", (sentence, "")), ("json", ("", sentence))):
         assert RunOptions(job_file=Path("a.toml"), log_format=form).has_finished(folder)
         assert capsys.readouterr() == said

@@ -61,13 +61,9 @@ def _job(path: str) -> dict[str, dict[str, object]]:
 
 
 def test_an_example_from_nothing(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Package, job, schema and .gitignore; the job is valid and the next commands are told."""
-    (project / ".gitignore").write_text("*.pyc")
+    """Package, job and schema; the job is valid and the next commands are told."""
     assert 0 == call(["init"])
-    assert {"spirals/__init__.py", "jobs/spirals.toml", "jobs/job.schema.json", ".gitignore"} == _files(
-        project
-    )
-    assert "*.pyc\n/runs/\n" == (project / ".gitignore").read_text()
+    assert {"spirals/__init__.py", "jobs/spirals.toml", "jobs/job.schema.json"} == _files(project)
     assert (project / "jobs" / "job.schema.json").read_bytes() == SCHEMA_FILE.read_bytes()
     assert (project / "jobs" / "spirals.toml").read_text().startswith("#:schema job.schema.json\n")
     told = capsys.readouterr().out
@@ -83,17 +79,14 @@ def test_nothing_is_overwritten(project: Path, capsys: pytest.CaptureFixture[str
     assert 2 == call(["init"])
     assert "jobs/spirals.toml exists already" in capsys.readouterr().err
     assert {"jobs/spirals.toml"} == _files(project)
-    assert 0 == call(["init", "--name", "second", "--no-gitignore", "--pre-commit"])
+    assert 0 == call(["init", "--name", "second", "--pre-commit"])
     assert {".pre-commit-config.yaml", "second/__init__.py"} < _files(project)
-    assert ".gitignore" not in _files(project)
 
 
-def test_files_of_any_encoding_keep_theirs(project: Path) -> None:
-    """A line is added to .gitignore as its other lines are; a hook's configuration is only looked at."""
-    (project / ".gitignore").write_bytes(b"# B\xfcro\r\nbuild/")
+def test_a_hook_of_any_encoding_is_only_looked_at(project: Path) -> None:
+    """It may be in an encoding of its own."""
     (project / ".pre-commit-config.yaml").write_bytes(b"# B\xfcro\n")
-    assert 0 == call(["init", "-y", "--no-deep", "--gitignore", "--pre-commit"])
-    assert b"# B\xfcro\r\nbuild/\r\n/runs/\r\n" == (project / ".gitignore").read_bytes()
+    assert 0 == call(["init", "-y", "--no-deep", "--pre-commit"])
     assert b"# B\xfcro\n" == (project / ".pre-commit-config.yaml").read_bytes()
 
 
@@ -297,11 +290,11 @@ def test_a_method_that_makes_the_optimizers_is_told(
 
 
 def test_an_example_is_written_as_it_is(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its files, byte by byte, in a folder of its name; its job is valid there; runs are kept out of git."""
+    """Its files, byte by byte, in a folder of its name; its job is valid there."""
     (project / "pyproject.toml").write_text("")
     assert 0 == call(["init", "--example", "tabular", "--yes"])
     files = gallery.files_of("tabular")
-    assert {f"tabular/{name}" for name in files} | {"tabular/.gitignore", "pyproject.toml"} == _files(project)
+    assert {f"tabular/{name}" for name in files} | {"pyproject.toml"} == _files(project)
     assert all((project / "tabular" / name).read_bytes() == content for name, content in files.items())
     out = capsys.readouterr().out
     assert "cd tabular" in out
@@ -316,7 +309,7 @@ def test_an_example_overwrites_nothing(project: Path, capsys: pytest.CaptureFixt
     assert 2 == call(["init", "--example", "tabular"])
     assert "nothing was written; choose another folder: -o FOLDER" in capsys.readouterr().err
     assert {"tabular/job.toml"} == _files(project)
-    assert 0 == call(["init", "--example", "tabular", "-o", "mine/table", "--no-gitignore"])
+    assert 0 == call(["init", "--example", "tabular", "-o", "mine/table"])
     assert (project / "mine" / "table" / "tabular.py").exists()
 
 
@@ -325,7 +318,7 @@ def test_an_example_overwrites_nothing(project: Path, capsys: pytest.CaptureFixt
     [
         (["gtp"], 'did you mean "gpt"?'),
         (["nonsense"], "there are: contrastive, dcgan, detection, diffusion, gpt,"),
-        (["gpt", "--name", "mine"], "with --example go -o, --print, --gitignore, --deep and --yes only"),
+        (["gpt", "--name", "mine"], "with --example go -o, --print, --deep and --yes only"),
     ],
 )
 def test_what_no_example_takes_is_refused(
@@ -344,7 +337,7 @@ def test_an_example_says_which_packages_it_lacks(
     files = gallery.files_of("tabular")
     code = files["tabular.py"].replace(b"import torch\n", b"import torch\nimport absent_package\n", 1)
     monkeypatch.setattr(gallery, "files_of", lambda _: {**files, "tabular.py": code})
-    assert 1 == call(["init", "--example", "tabular", "--no-gitignore"])
+    assert 1 == call(["init", "--example", "tabular"])
     assert "install the package that has absent_package" in capsys.readouterr().out
     assert (project / "tabular" / "job.toml").exists()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,27 @@ def test_imports_are_followed_through_the_jobs_own_code(tmp_path: Path) -> None:
     ] == list(found)
     assert ("dataset", "evaluation", "model") == found["lab/tools.py"].roles
     assert (("evaluation",), ("job file",)) == (found["scores.py"].roles, found["job.toml"].roles)
+
+
+def test_an_editable_package_in_the_project_is_its_own_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python finds it by a folder on its path; not what an environment in the project has on that path."""
+    _write(
+        tmp_path,
+        {
+            "src/pieces.py": "from lab import layers\nimport settled, loose",
+            "src/lab/__init__.py": "",
+            "src/lab/layers.py": "",
+            "env/lib/settled.py": "",
+            "env/lib/site-packages/loose.py": "",
+        },
+    )
+    for folder in ("src", "env/lib", "env/lib/site-packages"):
+        monkeypatch.syspath_prepend(tmp_path / folder)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "env"))
+    found = own_sources(make_job(), tmp_path, [])
+    assert ["src/lab/__init__.py", "src/lab/layers.py", "src/pieces.py"] == list(found)
 
 
 def _made(*, exact: bool = False, cores_count: bool = False, **changes: Any) -> Made:

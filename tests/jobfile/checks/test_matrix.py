@@ -166,6 +166,22 @@ def test_an_error_names_its_case_and_points_into_the_matrix(written: Callable[[s
     } == told
 
 
+def test_an_axis_is_a_key_that_the_job_has(written: Callable[[str], Path]) -> None:
+    """That of an evaluation set with a name, too; of a wrong one the part that is wrong is named."""
+    sets = '[evaluation.val]\nentry = "shop:Images"\nargs = { split = "val" }\n[matrix.axes]\n'
+    assert [20, 30] == [
+        each.job.evaluation["val"].samples
+        for each in require_cases(written(f"{sets}evaluation.val.samples = [20, 30]\n"))
+        if isinstance(each.job.evaluation, dict)
+    ]
+    for axis, column, message in (
+        ("optimiser.args.lr", 1, "unknown table [optimiser]"),
+        ("optimizer.arg.lr", 11, 'unknown key "arg" in [optimizer]'),
+    ):
+        told = load_job(written(f"[matrix.axes]\n{axis} = [1, 2]\n")).diagnostics
+        assert [(message, column)] == [(e.message, e.column) for e in told if e.severity == "error"]
+
+
 def test_one_case_is_judged_alone(written: Callable[[str], Path]) -> None:
     """A mistake in another case does not keep this one from running."""
     path = written("[matrix.axes]\ntrain.epochs = [1, 0]\n")

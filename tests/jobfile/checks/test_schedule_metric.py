@@ -62,6 +62,17 @@ def test_the_metric_is_one_that_an_evaluation_measures(
     assert problem.excerpt.startswith(place)
 
 
+def test_each_key_that_names_an_unmeasured_metric_is_told(tmp_path: Path) -> None:
+    """At once, also where `best` is wrong besides; a name in other capitals is the one that was meant."""
+    file = tmp_path / "job.toml"
+    rest = f'[lr_scheduler]\n{PLATEAU}\n{OF_METRIC}"los"\n[evaluation]\n{SET}\nbest = "min LOSS"\n'
+    train = 'steps = 100\nstop_when = "loos below 1"'
+    file.write_text(JOB.format(train=train, dataset="", batch=64, rest=rest))
+    found = [each for each in load_job(file).diagnostics if each.severity == "error"]
+    assert ["EF303", "EF305", "EF325"] == sorted(each.code for each in found)
+    assert 'did you mean "min loss"?' in {each.help for each in found}
+
+
 @pytest.mark.parametrize(
     ("lines", "is_wrong"),
     [

@@ -138,7 +138,6 @@ def test_schema_and_models_agree_on_the_gallery() -> None:
         )
     }
     assert {
-        "best_no_metric",
         "collate_no_entry",
         "notify_nobody",
         "notify_secret",
@@ -380,7 +379,6 @@ def _errors(raw: dict[str, Any]) -> Iterator[Any]:
 _BEYOND_WORDS = (
     "is no network interface",
     "greater than nodes.max",
-    "names no metric",
     "a group of parameters needs",
     "of a group must not be empty",
     "has `every`, which is on_step's",

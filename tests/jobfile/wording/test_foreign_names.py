@@ -208,6 +208,7 @@ def test_a_flag_is_told_the_flag_to_write(told: Callable[..., Told]) -> None:
     """With --set it is --set again, quoted for a shell where that needs it."""
     assert told("optimizer.lr=1e-3") == [(codes.UNKNOWN_KEY, "write --set optimizer.args.lr=0.001")]
     assert told("save_steps=500") == [(codes.UNKNOWN_KEY, "write --set 'snapshots.every=500 steps'")]
+    assert told("optimiser.args.lr=1") == [(codes.UNKNOWN_KEY, "write --set optimizer.args.lr=1")]
     assert told("training.epochs=3") == [(codes.UNKNOWN_KEY, "write --set train.epochs=3")]
     assert told("--train.epochs=3") == [(codes.UNKNOWN_KEY, "write --set train.epochs=3")]
     assert told("train.precision=BF16") == [(codes.OUT_OF_RANGE, "write --set train.precision=bf16")]

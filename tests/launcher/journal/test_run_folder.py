@@ -41,7 +41,9 @@ def test_full_disk_interrupts_the_launch_and_says_so(tmp_path: Path) -> None:
         ),
         request=SimpleNamespace(
             folder=folder,
-            job=SimpleNamespace(script=None, train=SimpleNamespace(time_limit=None), notify=None),
+            job=SimpleNamespace(
+                script=None, train=SimpleNamespace(time_limit=None), notify=None, parallel=None
+            ),
             follower=(),
             scale=ALONE,
         ),

@@ -659,3 +659,36 @@ def test_a_memory_that_is_full_before_the_first_step_is_told_the_next_degree(
 
     assert trial.verdict.fields["class"] == "oom"
     assert trial.verdict.fields["error"] == (error if hint is None else f"{error}\n  help: {hint}")
+
+
+@pytest.mark.parametrize(
+    ("shard", "error", "hint"),
+    [
+        (
+            2,
+            "OutOfMemoryError: CUDA out of memory",
+            (
+                "parallel.shard = 4 leaves each worker 1/4 of the parameters, gradients and optimizer's state; "
+                'parallel.offload = "cpu" keeps them in the CPU\'s memory'
+            ),
+        ),
+        (
+            "all",
+            "OutOfMemoryError: CUDA out of memory",
+            "parallel.offload = \"cpu\" keeps the parameters, gradients and optimizer's state in the CPU's memory",
+        ),
+        ("all", "RuntimeError: DefaultCPUAllocator: not enough memory", None),
+    ],
+)
+def test_a_sharded_job_whose_devices_memory_is_full_is_told_to_offload(
+    trial: Trial, shard: int, error: str, hint: str | None
+) -> None:
+    """The CPU's memory may hold what the device's does not, unless it is the one that is full."""
+    trial.shard, trial.may_offload = shard, True
+    trial.plan(0)
+    trial.join(nproc=4)
+    trial.pass_time()
+    trial.log(events.WORKER_RAISED, rank=1, error=error, final=False, **{"class": "oom"})
+    trial.fail(worker(1, 1))
+
+    assert trial.verdict.fields["error"] == (error if hint is None else f"{error}\n  help: {hint}")

@@ -1673,7 +1673,7 @@ STOPPING = [
         right(f"run.stop by the last of {ranks} ranks", STOP_AT_6, 8, ranks=ranks, says="(good enough)")
         for ranks in (1, 2, 3)
     ),
-    right("run.stop, and a second start", STOP_AT_6, 8, before=(0,), says="had finished after step 8"),
+    right("run.stop, and a second start", STOP_AT_6, 8, before=(0,), says="nothing was left to train"),
     right(
         "run.stop, and a kill behind the loop",
         STOP_AT_6.replace("begin()", 'begin(every="8 steps")').replace(

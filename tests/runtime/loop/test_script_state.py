@@ -1487,6 +1487,38 @@ def test_the_branches_of_a_condition_are_read_apart(me: Any) -> None:
     assert script.told == {"scale": COUNTER, "state['scale']": COUNTER}
 
 
+def test_a_number_beside_a_model_in_a_dict_is_told(me: Any) -> None:
+    """One by which the loop ends; the dict as a whole is no record."""
+    script = Script(me)
+    state: dict[str, Any] = {"model": script.model, "best": 9.0}
+    trainer = SimpleNamespace(state={"model": script.model, "worst": 9.0})
+    script.keep()
+    for number in range(3):
+        if number > state["best"] or number > trainer.state["worst"]:
+            break
+        state["best"] = trainer.state["worst"] = 9.0 + number
+        script.step()
+    assert script.told == dict.fromkeys(("state['best']", "trainer.state['worst']"), COUNTER)
+
+
+def test_what_a_branch_makes_for_itself_is_not_told(me: Any) -> None:
+    """A copy that is measured now and then; but a copy that is read behind the branch, or by its next pass."""
+    script, best, earlier = Script(me), None, nn.Linear(2, 1)
+    script.keep()
+    for number in range(4):
+        if number % 2:
+            measured = copy.deepcopy(script.model)
+            measured(torch.zeros(1, 2))
+            best = copy.deepcopy(script.model)
+        else:
+            earlier(torch.zeros(1, 2))
+            earlier = copy.deepcopy(script.model)
+        script.step()
+        script.snapshot()
+    assert best is not None
+    assert script.told == dict.fromkeys(("best", "earlier"), "torch.nn.modules.linear.Linear")
+
+
 def test_a_number_in_a_closure_for_the_optimizer_is_told(me: Any) -> None:
     """As LBFGS calls it; not one that a function shows."""
     script, annealed, shown = Script(me), 1, 0
