@@ -443,16 +443,14 @@ class GenerationFormed:
         nodes: Number of its nodes.
         world_size: Workers of all nodes.
         blocks: Number of blocks of the nodes' parts (`store_keys.block_of`).
-        failed_at: Unix time of the failure for which it is formed, if any.
-        sent_at: Unix time of the order; both on the supervisor's clock.
+        failed_s: Seconds since the failure for which it is formed, if any.
     """
 
     generation: int
     nodes: int
     world_size: int
     blocks: int
-    failed_at: float | None = None
-    sent_at: float | None = None
+    failed_s: float | None = None
 
 
 class NodePart(NamedTuple):

@@ -25,7 +25,7 @@ ADDRESS = "ELASTICFLOW_ADDRESS"  # under which other machines reach this one, wh
 DEVICE = "ELASTICFLOW_DEVICE"  # the device type that workers train on: nodes.device
 SHARE_DEVICE = "ELASTICFLOW_SHARE_DEVICE"  # 1: all workers of a machine share device 0; for tests (`runtime/process/devices.py`)
 WRITER = "ELASTICFLOW_WRITER"  # address of the node's snapshot writer
-FAILED_AT = "ELASTICFLOW_FAILED_AT"  # unix time of the failure this generation answers, if any
+FAILED_AT = "ELASTICFLOW_FAILED_AT"  # monotonic time of the failure this generation answers, if any
 HEARTBEAT_FD = "ELASTICFLOW_HEARTBEAT_FD"  # shared memory of the node's heartbeats: one slot per local rank
 COMPILER_CACHE = (
     "ELASTICFLOW_COMPILER_CACHE"  # workers compile; the node's folder for it, or nothing: torch's own

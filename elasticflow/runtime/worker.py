@@ -82,11 +82,12 @@ def join(
     global _current  # noqa: PLW0603  # one worker per process
     _prepare_process()
     identity = Identity.read(os.environ, folder)
-    _hold_run_folder(identity)
     process_group.set_threads(threads, identity.local_world_size)
     chosen = devices.choose_device(identity, device)
     with forked_children.own_sockets():
         store = process_group.connect(identity, chosen)
+    # Not before: a process whose torchrun was killed while it imported waits minutes for the store, and would keep the next start out.
+    _hold_run_folder(identity)
     generation = _generation(identity, snapshots, store, job)
     worker = _current = Worker(
         identity,

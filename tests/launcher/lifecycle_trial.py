@@ -92,6 +92,7 @@ class Trial:
     state: dict[str, Any] = field(default_factory=dict)
     claimed: list[str] = field(default_factory=list)
     clock: float = 1000.0
+    clock_ahead_s: float = 0.0  # of the wall clock
 
     def __post_init__(self) -> None:
         self.plan(self.budget)
@@ -115,7 +116,7 @@ class Trial:
         """Tell the lifecycle what happened, and do what it says."""
         pending: deque[LifecycleEvent] = deque([event])
         while pending:
-            now = Instant(self.clock, self.clock)
+            now = Instant(self.clock, self.clock + self.clock_ahead_s)
             for command in self.lifecycle.on(pending.popleft(), now):
                 if (answer := self.run(command)) is not None:
                     pending.append(answer)

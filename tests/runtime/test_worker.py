@@ -14,9 +14,10 @@ from elasticflow import errors
 from elasticflow.errors import StateError
 from elasticflow.events import COMMON_FIELDS, EVENTS, WORKER_FIELDS
 from elasticflow.protocol.snapshot_settings import SnapshotSettings
+from elasticflow.run_folder import RunFolder
 from elasticflow.runtime import worker
 from elasticflow.runtime.measuring import device_memory
-from elasticflow.runtime.process import failure
+from elasticflow.runtime.process import failure, process_group
 from elasticflow.runtime.process.identity import Identity
 
 if TYPE_CHECKING:
@@ -108,6 +109,33 @@ def test_a_place_of_snapshots_is_of_one_job(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="snaps are those of a, and this is b"):
         worker._generation(second, settings, None, "b")
     assert worker._generation(first, settings, None, "a") == 3
+
+
+def test_the_run_folder_is_locked_once_the_store_was_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank 0 whose torchrun was killed while it imported waits minutes for the store: the next start has the run meanwhile."""
+
+    def wait_in_vain(identity: Identity, device: torch.device) -> None:
+        assert (identity.started_by, identity.rank) == ("torchrun", 0)
+        raise dist.DistNetworkError("no store")
+
+    monkeypatch.setattr(worker, "_prepare_process", lambda: None)
+    monkeypatch.setattr(process_group, "connect", wait_in_vain)
+    monkeypatch.setattr(process_group, "set_threads", lambda *_: None)
+    variables = {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_PORT": "1",
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    settings = SnapshotSettings(str(tmp_path / "snapshots"))
+    with pytest.raises(dist.DistNetworkError):
+        worker.join("a", "", tmp_path, settings, seed=0, threads=1, device="cpu")
+    assert not RunFolder(tmp_path).lock.exists()
 
 
 @pytest.mark.e2e

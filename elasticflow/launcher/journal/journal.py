@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from elasticflow import events
 from elasticflow.events import GENERATION_ENDED
 from elasticflow.launcher.journal.durations import OUTAGE, Durations, read_parts
-from elasticflow.launcher.journal.post_mortem import MACHINE, Machine
+from elasticflow.launcher.journal.post_mortem import DISK_FULL, MACHINE, Machine
 from elasticflow.launcher.journal.warning_tally import WarningTally
 from elasticflow.protocol.messages import Activity, Printed, Warned
 from elasticflow.protocol.run_files import known_record, printed_record
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 _STATE_EVERY_S = 0.25
 # Without changes: a script tells nothing for hours, and its run takes time meanwhile.
 _UNCHANGED_STATE_EVERY_S = 1.0
+# As they stand in state.json, of one length.
+_HAS_ROOM, _IS_FULL = f'"{DISK_FULL}": false'.encode(), f'"{DISK_FULL}": true '.encode()
 
 
 def now() -> str:
@@ -126,6 +128,7 @@ class Journal:
             "verdict": None,
             "pid": os.getpid(),
             MACHINE: asdict(Machine.here()),
+            DISK_FULL: False,
             "started": now(),
             "updated": now(),
         }
@@ -270,6 +273,14 @@ class Journal:
         self.state["durations"] = {"launch": launch, "run": self.durations.of_run(launch)}
         # Four times a second: the disk is not waited for.
         atomic_files.replace(self._folder.state, [json.dumps(self.state).encode(), b"\n"], sync=False)
+
+    def note_full_disk(self) -> None:
+        """Note in state.json why this launch ends: its bytes are written over, since a new file would need room."""
+        self._require_held()
+        with self._folder.state.open("r+b") as file:
+            if (place := file.read().find(_HAS_ROOM)) >= 0:
+                file.seek(place)
+                file.write(_IS_FULL)
 
     def close(self) -> None:
         """Write the last state and close."""

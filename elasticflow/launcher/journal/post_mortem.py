@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from elasticflow.run_folder import RunFolder
 
-MACHINE = "machine"  # in state.json
+MACHINE, DISK_FULL = "machine", "is_disk_full"  # in state.json
 Kind = Literal[
     "killed", "out_of_memory", "machine_restarted", "container_restarted", "disk_full", "elsewhere"
 ]
@@ -104,7 +104,9 @@ def ending_of(folder: RunFolder) -> Ending | None:
     then, pid = machine_of(state.get(MACHINE)), _whole(state.get("pid"))
     last_seen = unix_time(state.get("updated"))
     ending = explain(then, Machine.here(), last_seen, lambda since: pid is not None and is_in_log(pid, since))
-    if ending.kind == "killed" and _is_full(folder.path):
+    if state.get(DISK_FULL) is True:
+        ending = Ending("disk_full", "the disk of the run folder was full, and it could write no more")
+    elif ending.kind == "killed" and _is_full(folder.path):
         known = f"{ending.known}; the disk of the run folder is full"
         ending = Ending("disk_full", known, "it could write no more")
     generation = _whole(state.get("generation")) or 0

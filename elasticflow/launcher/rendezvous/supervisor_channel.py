@@ -37,7 +37,7 @@ class Assignment:
     """A node's part in a generation.
 
     Attributes:
-        failed_at: Unix time of the failure that it answers, if any, on this machine's clock.
+        failed_at: Monotonic time of the failure that it answers, if any.
         group_rank: Number of the node among those of the generation, from 0.
         world_size: Workers of all nodes.
     """
@@ -53,10 +53,9 @@ class Assignment:
 
 def assignment_of(order: GenerationFormed, part: NodePart) -> Assignment:
     """Return the assignment of a node with *part* in the generation of *order*."""
-    failed_at = order.failed_at
     return Assignment(
         generation=order.generation,
-        failed_at=None if failed_at is None else on_own_clock(failed_at, order.sent_at, time.time()),
+        failed_at=None if order.failed_s is None else time.monotonic() - order.failed_s,
         group_world_size=order.nodes,
         world_size=order.world_size,
         **part._asdict(),

@@ -141,7 +141,8 @@ class AgentChannel:
             self._store.set(parts_key(number, block), to_json(NodeParts(own)))
         self._forget_parts()
         self._parts[number] = blocks
-        self._publish(GenerationFormed(generation, len(nodes), world_size, blocks, failed_at, time.time()))
+        failed_s = None if failed_at is None else time.monotonic() - failed_at
+        self._publish(GenerationFormed(generation, len(nodes), world_size, blocks, failed_s))
 
     def _forget_parts(self) -> None:
         """Remove the parts of generations that are over, but for the last one, which a late agent may be reading of."""

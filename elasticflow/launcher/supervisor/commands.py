@@ -240,7 +240,7 @@ class FormGeneration:
 
     Attributes:
         nodes: Ids of its nodes in rank order, each with its number of workers.
-        failed_at: Unix time of the failure that it answers, if any.
+        failed_at: Monotonic time of the failure that it answers, if any.
     """
 
     generation: int

@@ -21,7 +21,7 @@ from elasticflow.protocol.messages import Activity, Stacks, Standstill, WorkersE
 
 if TYPE_CHECKING:
     from elasticflow.events import EventRecord
-    from elasticflow.launcher.supervisor.commands import WorkersEvent
+    from elasticflow.launcher.supervisor.commands import Instant, WorkersEvent
     from elasticflow.launcher.supervisor.nodes import Node, Nodes
     from elasticflow.protocol.messages import StalledWorker, StartedWorker, WorkerEnd
 
@@ -45,16 +45,15 @@ class Cause:
     failure: Failure | None = None
     at: float | None = None
 
-    def age_s(self, now: float, heard_at: float | None) -> float | None:
+    def age_s(self, now: Instant, heard_at: float | None) -> float | None:
         """Return the seconds since a worker ended, or for a lost node or a hang the seconds since a worker was heard.
 
         Args:
-            now: Unix time.
-            heard_at: Unix time of the last line that a worker wrote, if any did.
+            heard_at: Monotonic time of the last line that a worker wrote, if any did.
         """
         is_seen = self.failure is not None and self.failure_class != "hang"
-        failed_at = self.at if is_seen else heard_at
-        return None if failed_at is None else round(max(0.0, now - failed_at), 3)
+        failed_at, on_same_clock = (self.at, now.unix) if is_seen else (heard_at, now.monotonic)
+        return None if failed_at is None else round(max(0.0, on_same_clock - failed_at), 3)
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,9 @@ class Lifecycle:
         self._tells_steps = run.step > 0
         self._has_told_anew = False
         self._has_trained = False  # in this launch
-        self._failed_at: float | None = None  # unix time of the failure that the generation answers, if any
+        self._failed_at: float | None = (
+            None  # monotonic time of the failure that the generation answers, if any
+        )
         self._commands: list[Command] = []
         self.generation: Generation | None = None
         self.verdict: Verdict | None = None
@@ -326,7 +328,7 @@ class Lifecycle:
     # --- generations ------------------------------------------------------------------------------------
 
     def _log_lines(self, lines: Sequence[EventRecord]) -> None:
-        self._heard_at = self._now.unix
+        self._heard_at = self._now.monotonic
         number = 0 if self.generation is None else self.generation.number
         for line in lines:
             if line.get("generation", number) < number:
@@ -365,7 +367,7 @@ class Lifecycle:
         if generation.workers.keys() != set(generation.nodes):
             return
         failed_at = self._failed_at
-        since = None if failed_at is None else round(max(0.0, self._now.unix - failed_at), 3)
+        since = None if failed_at is None else round(self._now.monotonic - failed_at, 3)
         self._record(events.SCRIPT_STARTED, script=script, seconds_since_failure=since)
         self._do(UpdateState({"script": script}))
         if self._has_script_run and not self._tells_steps and not self._has_told_anew:
@@ -389,7 +391,7 @@ class Lifecycle:
         cause = self._with_hint(generation.cause(), generation)
         if cause.failure is not None:
             self._record(events.WORKER_FAILED, **cause.failure.fields())
-        age_s = cause.age_s(self._now.unix, self._heard_at)
+        age_s = cause.age_s(self._now, self._heard_at)
         self._record_end(cause.failure_class, cause.error, age_s)
         if generation.drain is not None and generation.drain.ends:
             who = "the agent died" if cause.failure is None else "a worker failed"
@@ -419,8 +421,8 @@ class Lifecycle:
         if not self._has_trained or not self._nodes.can_spare(cause.node):
             return False
         self._commands += self._nodes.exclude(cause.node, cause.error, until_it_joins=True)
-        self._failed_at = cause.at
-        self._formation.plan(cause.failure_class, self._now.monotonic, cause.at)
+        self._failed_at = self._failure_of(cause)
+        self._formation.plan(cause.failure_class, self._now.monotonic, self._failed_at)
         return True
 
     def _workers_left(self, generation: Generation) -> None:
@@ -467,11 +469,15 @@ class Lifecycle:
         """Charge a failure, after listing the snapshots if the decision needs them; arguments are those of `attempt_of`."""
         attempt = attempt_of(cause, generation, unready_ends, is_script=self._script is not None)
         suspects = () if generation is None else generation.suspects(cause)
-        self._undecided = _Undecided(cause, attempt, cause.at or self._now.unix, suspects)
+        self._undecided = _Undecided(cause, attempt, self._failure_of(cause), suspects)
         if self._recovery.needs_snapshots(attempt):
             self._do(ListSnapshots())
         else:
             self._decide()
+
+    def _failure_of(self, cause: Cause) -> float:
+        """Return the monotonic time of a failure of which is heard now: the clock may be set before its successor trains."""
+        return self._now.monotonic - max(0.0, self._now.unix - (cause.at or self._now.unix))
 
     def _decide(self, snapshots: Sequence[str] = ()) -> None:
         """Continue after the undecided failure, or give up."""

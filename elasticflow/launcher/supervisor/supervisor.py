@@ -7,6 +7,7 @@ The files of the run are written by this process alone.
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import signal
@@ -131,6 +132,9 @@ class Supervisor:
             # The first error is the cause: the files fail to be closed, too.
             while isinstance(error.__context__, OSError):
                 error = error.__context__
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                with contextlib.suppress(OSError, RunTakenError):
+                    self._journal.note_full_disk()
             path = error.filename or self._launch.request.folder.path
             raise RunFolderError(
                 f"the launch ended, since it cannot use {path}: {os.strerror(error.errno or 0)}",

@@ -310,7 +310,7 @@ class Worker:
         self.phase("step")
         if self.rank == 0:
             failed_at = self.identity.failed_at
-            seconds = None if failed_at is None else round(time.time() - failed_at, 3)
+            seconds = None if failed_at is None else round(time.monotonic() - failed_at, 3)
             self.event(events.TRAINING_FIRST_STEP, step=step, seconds_since_failure=seconds)
             if self.compilation.has_happened:
                 self.event(events.TRAINING_COMPILED, **self.compilation.facts())

@@ -67,11 +67,9 @@ def classify(error: BaseException) -> str:
         return of_device
     if isinstance(error, torch.AcceleratorError):
         return "device"
-    if isinstance(error, dist.DistError | StoreLostError):
-        return "peer"
-    if isinstance(error, RuntimeError) and any(mark in _own_words(error) for mark in torch_private.PEER_LOST):
-        return "peer"
-    return "user_error"
+    if _is_of_killed_loader(error):
+        return "crash"
+    return "peer" if _is_of_lost_peer(error) else "user_error"
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
@@ -87,6 +85,22 @@ def _is_out_of_files(error: BaseException) -> bool:
         return error.errno == errno.EMFILE
     words = _own_words(error) if isinstance(error, RuntimeError) else ""
     return _NO_FILES in words and f"{_NO_FILES} in system" not in words
+
+
+def _is_of_killed_loader(error: BaseException | None) -> bool:
+    """True if a signal ended a process of the script's own DataLoader: the kernel's, when memory runs out."""
+    while isinstance(error, RuntimeError):
+        if torch_private.LOADER_KILLED in _own_words(error):
+            return True
+        error = error.__cause__
+    return False
+
+
+def _is_of_lost_peer(error: BaseException) -> bool:
+    is_of_gloo = isinstance(error, RuntimeError) and any(
+        mark in _own_words(error) for mark in torch_private.PEER_LOST
+    )
+    return is_of_gloo or isinstance(error, dist.DistError | StoreLostError)
 
 
 def _is_of_snapshots(error: OSError) -> bool:

@@ -27,7 +27,7 @@ class Identity:
         started_by: `launcher` (an elasticflow agent), `torchrun`, or `python` (`python train.py`, one process).
         generation: Number of the worker group; None if it is not known before it is claimed.
         writer: Address of the node's snapshot writer, if one runs.
-        failed_at: Unix time of the failure after which this generation was formed.
+        failed_at: Monotonic time of the failure after which this generation was formed.
         heartbeat_fd: File descriptor of the shared memory with the node's heartbeats.
         address: Address at which other machines reach this machine; None: the local address of the connection to the
             launch's keys.

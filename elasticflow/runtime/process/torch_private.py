@@ -544,6 +544,8 @@ MACHINERY = ("torch._C", "torch._dynamo", "torch._inductor")
 # Messages of torch errors without a class of their own. If torch changes a message, the failure counts as an error of the
 # job's code, in torch's own words.
 LOADER_TIMED_OUT = "DataLoader timed out"
+# A signal ended a loader process: the words of the handler of SIGCHLD, whose error is the cause of an error that names only the process.
+LOADER_KILLED = "is killed by signal: "
 # Survivors of a dead rank get RuntimeErrors of gloo, recognised by the place in gloo that raises them.
 PEER_LOST = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "gloo/gloo")
 # The allocator for main memory.

@@ -449,6 +449,9 @@ class Snapshots:
         tier = self._memory_tier
         if tier is None or tier.is_settled:
             return tier
+        if not self._is_prepared:
+            # No step was left: the run resumed from its last state in memory, which the store had not taken.
+            self._prepare()
         declined = tier.settle()
         if declined is None:
             return tier

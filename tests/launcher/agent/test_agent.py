@@ -251,6 +251,8 @@ os._exit(0)
         {name: value for name, value in each.items() if (name, value) not in bare.items()} for each in whole
     ]
 
+    (failed_at,) = {each.pop("ELASTICFLOW_FAILED_AT") for each in given}
+    assert 12.5 <= float(failed_at) < time.monotonic()
     address = StoreAddress.parse(node.agent._config.rendezvous)
     same = {
         "GROUP_RANK": "1",
@@ -269,7 +271,6 @@ os._exit(0)
         "ELASTICFLOW_NODE": "n0",
         "ELASTICFLOW_RENDEZVOUS": address.url,
         "ELASTICFLOW_WRITER": "",
-        "ELASTICFLOW_FAILED_AT": "12.5",
         "ELASTICFLOW_NUMA": "",
         "ELASTICFLOW_HEARTBEAT_FD": str(node.agent._heartbeats.fd),
     }

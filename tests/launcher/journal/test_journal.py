@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ import pytest
 from elasticflow import events
 from elasticflow.launcher.journal.journal import Journal
 from elasticflow.launcher.journal.metrics import Metrics
+from elasticflow.launcher.journal.post_mortem import DISK_FULL, ending_of
 from elasticflow.launcher.supervisor.ingest import EnvironmentRecord, Ingest
 from elasticflow.protocol.messages import (
     Activity,
@@ -25,6 +27,7 @@ from elasticflow.protocol.messages import (
 from elasticflow.protocol.run_files import is_only_shown
 from elasticflow.protocol.worker_environment import DeviceUsage
 from elasticflow.run_folder import RunFolder
+from elasticflow.system import atomic_files
 from elasticflow.system.json_lines import AppendedLines
 
 if TYPE_CHECKING:
@@ -57,6 +60,29 @@ def test_last_line_torn_by_a_crash_is_cut_off(tmp_path: Path, size: int, whole: 
     lines.close()
 
     assert [{"n": 1}] * whole + [{"n": 2}] == [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_full_disk_is_noted_although_no_file_can_be_made(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next launch, which may have room, says why this one ended, and not that somebody killed it."""
+    journal = Journal(folder, 1, _ignore)
+    journal.write_state()
+    before = _state(folder)
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(atomic_files, "replace", fail)
+    journal.note_full_disk()
+    monkeypatch.undo()
+    found = ending_of(folder)
+
+    assert {**before, DISK_FULL: True} == _state(folder)
+    assert found is not None
+    assert ("disk_full", None) == (found.kind, found.likely)
+    assert found.known.startswith("the disk of the run folder was full")
+    journal.close()
 
 
 def test_each_batch_is_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import time
 from dataclasses import dataclass
@@ -66,7 +67,21 @@ def test_lone_node_forms_a_generation_without_a_last_call(launch: Launch) -> Non
     assignment = agent.wait_for_next()
 
     assert time.monotonic() - began < 1
-    assert Assignment(4, 12.5, 0, 1, first_rank=0, nproc=2, world_size=2) == assignment
+    assert assignment is not None
+    assert Assignment(4, assignment.failed_at, 0, 1, first_rank=0, nproc=2, world_size=2) == assignment
+
+
+def test_clock_that_is_set_does_not_move_a_failure(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wall clock jumps by an hour at each look: training continued seconds after the failure all the same."""
+    jumps = itertools.cycle((3600.0, -3600.0))
+    monkeypatch.setattr(time, "time", lambda: 1e9 + next(jumps))
+    agent, began = launch.agent(), time.monotonic()
+    launch.channel.form(4, (("n0", 2),), began - 2.0)
+    assignment = agent.wait_for_next()
+
+    assert assignment is not None
+    assert assignment.failed_at is not None
+    assert began - 2.0 <= assignment.failed_at <= time.monotonic() - 2.0
 
 
 def test_no_agent_reads_what_all_others_are_to_do(launch: Launch) -> None:

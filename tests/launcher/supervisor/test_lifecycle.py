@@ -117,6 +117,17 @@ def test_drain_while_no_generation_runs_ends_at_once(trial: Trial, *, ready: boo
     assert int(ready) == len(trial.claimed)
 
 
+def test_clock_that_is_set_after_a_failure_does_not_move_it(trial: Trial) -> None:
+    """The next generation has its time on the clock that nobody sets."""
+    trial.begin()
+    trial.clock_ahead_s = 100.0
+    trial.fail()
+    trial.clock_ahead_s = 3600.0
+    trial.pass_time()
+
+    assert (2, ("n0",), 5.0 - 100.0) == trial.agents.formed[-1]
+
+
 def test_failure_goes_on_with_the_next_generation_at_once(trial: Trial) -> None:
     """One worker killed: named, charged, and the next generation is formed without a delay."""
     trial.begin()

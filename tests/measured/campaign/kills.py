@@ -75,9 +75,9 @@ class Outcome:
     load: float
 
 
-def kills(workers: int, supervisors: int, agents: int) -> Iterator[Kill]:
-    """Yield the plan, the same at every call: ranks in turn, moments spread over start, steps, snapshots, evaluations."""
-    draw = random.Random(SEED)
+def kills(workers: int, supervisors: int, agents: int, seed: int) -> Iterator[Kill]:
+    """Yield the plan that *seed* draws: ranks in turn, moments spread over start, steps, snapshots, evaluations."""
+    draw = random.Random(seed)
     moments = ("start", "step", "snapshot", "evaluation", "step")
     victims = [f"worker {i % 2}" for i in range(workers)] + ["supervisor"] * supervisors + ["agent"] * agents
     for number, victim in enumerate(victims, 1):
@@ -190,7 +190,7 @@ def _time(stamp: str) -> float:
     return datetime.fromisoformat(stamp).timestamp()
 
 
-def table(outcomes: list[Outcome]) -> str:
+def table(outcomes: list[Outcome], seed: int) -> str:
     """Return the Markdown table and its summary."""
     load = [o.load for o in outcomes]
     at = head()
@@ -201,7 +201,7 @@ def table(outcomes: list[Outcome]) -> str:
         f"(load average {min(load):.1f} to {max(load):.1f}, median {median(load):.1f}). Made by `python -m tests.measured.campaign.kills`.",
         "",
         f"`kill -9` over {len(outcomes)} separate runs of `jobs/mnist.toml` (two CPU workers, {STEPS} steps, a",
-        f"snapshot every {SNAPSHOT_EVERY} steps and at each epoch's end), at moments drawn from the seed {SEED}.",
+        f"snapshot every {SNAPSHOT_EVERY} steps and at each epoch's end), at moments drawn from the seed {seed}.",
         "*At step*: last step finished before the kill. *Again*: steps done again afterwards. *Seconds*: from the kill",
         "to the end of the next step; after a kill of the supervisor the same command is given again at once, and",
         "Python and torch start anew. *As required*: exit code 0, one restart and no other, no more steps done again",
@@ -238,6 +238,7 @@ def main() -> int:
     options.add_argument("--workers", type=int, default=20)
     options.add_argument("--supervisors", type=int, default=5)
     options.add_argument("--agents", type=int, default=5)
+    options.add_argument("--seed", type=int, default=SEED, help="another than the default writes no table")
     options.add_argument("--only", type=int, nargs="*", help="numbers of the runs; writes no table")
     options.add_argument("--keep", type=Path, help="folder for the project, kept afterwards")
     given = options.parse_args()
@@ -249,7 +250,7 @@ def main() -> int:
     project = Project(root)
     outcomes = []
     try:
-        for kill in kills(given.workers, given.supervisors, given.agents):
+        for kill in kills(given.workers, given.supervisors, given.agents, given.seed):
             if not given.only or kill.number in given.only:
                 outcomes.append(strike(project, kill))
                 print(outcomes[-1], flush=True)
@@ -258,8 +259,11 @@ def main() -> int:
             with suppress(ProcessLookupError):
                 if running.process.poll() is None:
                     os.kill(running.process.pid, signal.SIGKILL)
-    if not given.only:
-        TABLE.write_text(table(outcomes), encoding="utf-8")
+    text = table(outcomes, given.seed)
+    if given.seed != SEED:
+        print(text)
+    elif not given.only:
+        TABLE.write_text(text, encoding="utf-8")
     if given.keep is None:
         shutil.rmtree(root)
     return int(any(o.problems for o in outcomes))

@@ -55,6 +55,14 @@ def test_class_of_an_exception(error: BaseException, kind: str) -> None:
     assert kind == failure.classify(error)
 
 
+def test_a_killed_process_of_the_scripts_own_loader_is_a_crash() -> None:
+    """The kernel killed it for memory, say: the error of torch's loader names only the process, and its cause the signal."""
+    error = RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly")
+    assert failure.classify(error) == "user_error"
+    error.__cause__ = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
+    assert failure.classify(error) == failure.classify(error.__cause__) == "crash"
+
+
 ASYNC = "\nCUDA kernel errors might be asynchronously reported at some other API call. Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions."
 NCCL = "NCCL error in: ProcessGroupNCCL.cpp:3690, {}, NCCL version 2.27.7\n{}\nLast error:\n{}"
 

@@ -403,6 +403,7 @@ def test_torchs_own_machinery_is_where_it_was() -> None:
         ("peer lost", torch_private.PEER_LOST, "peer"),
         ("no gradient", (torch_private.STILL_NO_GRADIENT,), "user_error"),
         ("gradient twice", (torch_private.GRADIENT_TWICE,), "user_error"),
+        ("loader killed", (torch_private.LOADER_KILLED,), "crash"),
     ],
 )
 def test_what_ranks_are_met_with_is_known_by_its_words(

@@ -6,14 +6,16 @@ import json
 import os
 import sys
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
 
-from elasticflow.runtime.process.torch_private import broadcast_coalesced
+from elasticflow.runtime.process.torch_private import broadcast_coalesced, loader_processes_of
 
 RANK, CASE = int(sys.argv[1]), sys.argv[3]
 
@@ -62,6 +64,10 @@ def outcome() -> object:
                 # A penalty on a gradient has none for the last bias.
                 (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
                 torch.autograd.backward(slope.square().sum())
+        case "loader killed":
+            batches: Any = iter(DataLoader([1], num_workers=1))  # type: ignore[arg-type]
+            loader_processes_of(batches)[0].kill()
+            list(batches)
         case _:
             model = DistributedDataParallel(Net())
             for _ in range(2):
@@ -75,5 +81,5 @@ dist.init_process_group(
 try:
     print(json.dumps(outcome()), flush=True)
 except RuntimeError as error:
-    print(json.dumps(str(error)), flush=True)
+    print(json.dumps(str(error.__cause__ or error)), flush=True)
 os._exit(0)  # a group that failed may wait for ever in its destructor

@@ -14,6 +14,7 @@ from elasticflow import events
 from elasticflow.protocol.snapshot_settings import AUTO
 from elasticflow.runtime.snapshot.memory_tier import MemoryTier
 from elasticflow.snapshots.client.writer_process import WriterStart, start_writer
+from elasticflow.system import fault_injection
 from tests.command_line import forks
 from tests.runtime.test_trajectory import assert_same
 from tests.snapshots import in_pieces
@@ -52,6 +53,28 @@ def test_killed_and_gone_on_from_memory_equals_undisturbed(groups: Callable[[str
         assert found.parent is None if found.generation == 1 else found.parent in snapshots
     # On a busy machine the request of step 10 is only met at the end, by what is newest then: the end asks for nothing more.
     assert 13 == max(found.step for found in snapshots.values())
+
+
+@pytest.mark.e2e
+def test_the_last_snapshot_is_taken_by_a_launch_that_has_no_step_left(
+    groups: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store had no room for it: the next generation resumes from memory at the end, where it waited for ever for slots unasked for."""
+    group = groups("run")
+    monkeypatch.setenv(fault_injection.VARIABLE, "commit.before_manifest=raise:ENOSPC@1")
+    with forks():
+        writer = start_writer(WriterStart(str(group.folder.path), "test"))
+    group.environment = {"ELASTICFLOW_WRITER": writer.address}
+    arguments = ("--memory", AUTO, "--every", "100 steps")
+    try:
+        assert [1, 1] == group.run(2, *arguments, ends=False).codes
+        assert group.catalog.newest() is None
+        assert [0, 0] == group.run(2, *arguments).codes
+    finally:
+        writer.close()
+    (started,) = group.lines("training.started", generation=2)
+    assert (13, True) == (started["step"], started["from_memory"])
+    assert 13 == group.catalog.newest().step
 
 
 def test_wall_clock_that_jumps_changes_nothing(me: Any, monkeypatch: pytest.MonkeyPatch) -> None:
