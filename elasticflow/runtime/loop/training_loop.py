@@ -727,6 +727,7 @@ class TrainingLoop:
             if error is not None and error is not self._handled and not isinstance(error, StopIteration):
                 raise error  # as in `finally: run.finish()`, which would end the process without reporting it
             self._close_loop()
+            self._warn_of_late_changes(self._script.warn)
             self._script.is_over = self.is_finished
         elif not self.worker.should_leave:
             self.schedule.has_ended = True
@@ -749,6 +750,15 @@ class TrainingLoop:
         self._tell(
             f"the script ended after step {self.position.step} without run.finish(): the same command resumes from the newest snapshot"
         )
+
+    def _warn_of_late_changes(self, warn: Callable[[str], None]) -> None:
+        """Warn if code behind the loop has changed the model after the last snapshot was taken, as where it loads the best weights."""
+        snapshots, _ = self.require_keep("finish")
+        if names := snapshots.changed_since(self.position):
+            warn(
+                f"the snapshot after step {self.position.step} was taken when the loop ended, and the script has changed {names[0]} since, "
+                f"of {len(names)} tensors of the model: the snapshot does not have the change; torch.save(model.state_dict(), ...) keeps it"
+            )
 
     def _close_loop(self) -> None:
         """Agree with all ranks on how the loop ended, before the run says whether it is finished. Collective."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from contextlib import contextmanager, nullcontext
@@ -18,7 +19,9 @@ from elasticflow.runtime.data.order.order import require_same_order
 from elasticflow.runtime.measuring.marks import mark
 from elasticflow.runtime.process import devices, environment
 from elasticflow.runtime.process.context import Restored
+from elasticflow.runtime.process.sharded_tensors import local_of
 from elasticflow.runtime.process.stopping import Leaving
+from elasticflow.runtime.process.torch_private import version_of
 from elasticflow.runtime.snapshot import memory_tier, restore, writer_connection
 from elasticflow.runtime.snapshot.memory_tier import MemoryTier
 from elasticflow.runtime.snapshot.metadata import FROZEN, RESTING, SnapshotMetadata, StateRecord
@@ -130,6 +133,8 @@ class Snapshots:
         self._last: HasPosition = schedule.start
         self._last_time = time.monotonic()
         self._staged: str | None = None
+        # The newest step whose state was copied, and how often each of the model's tensors had been written by then.
+        self._copied: tuple[int, dict[str, int]] = -1, {}
         self.restored: Restored | None = None
         self.loop: Mapping[str, Any] | None = None
         self.end_wanted: str | None = None
@@ -381,6 +386,22 @@ class Snapshots:
         """
         self._take(position, final=True)
 
+    def changed_since(self, position: Position) -> list[str]:
+        """Return the names of the model's tensors that were written after the state of *position* was copied: `finish` copies no other."""
+        step, counts = self._copied
+        now = self._counts_of_writes() if step == position.step else {}
+        return [name for name, count in now.items() if counts.get(name, count) != count]
+
+    def _note_copied(self, position: Position) -> None:
+        may_be_last = self._schedule.is_end(position) or self._schedule.remaining(position) is None
+        if may_be_last and self._copied[0] != position.step:
+            self._copied = position.step, self._counts_of_writes()
+
+    def _counts_of_writes(self) -> dict[str, int]:
+        model = self._state.model
+        tensors = itertools.chain(model.named_parameters(), model.named_buffers())
+        return {name: version_of(local_of(tensor)) for name, tensor in tensors}
+
     def _is_new_best(self, position: Position) -> bool:
         # The same on every rank, since all ranks have the same metrics. After the last step `finish` takes a snapshot anyway.
         evaluation = self._state.evaluation
@@ -421,6 +442,7 @@ class Snapshots:
             else:
                 self._hold(tier, position, trigger if is_durable else None, waits=waits)
                 captured = None
+        self._note_copied(position)
         if not is_durable:
             return
         self._capture_check.start(captured or self._state.capture())

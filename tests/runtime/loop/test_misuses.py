@@ -802,6 +802,17 @@ COUNTED = [
         """,
     ),
     right(
+        "best weights that are loaded behind a loop whose last step has a snapshot",
+        """
+        run, model, optimizer = begin(every="5 steps")
+        for batch in run.batches(Numbers(), size=8, epochs=3):
+            run.step(loss=learn(model, optimizer, batch))
+        model.load_state_dict({"seen": torch.zeros_like(model.seen)})
+        run.finish()
+        """,
+        says="the snapshot after step 15 was taken when the loop ended, and the script has changed seen since",
+    ),
+    right(
         "a gradient scaler that is switched off, over a kill",
         """
         scaler = torch.amp.GradScaler("cpu", enabled=False)
