@@ -59,7 +59,7 @@ _NOT_IMPORTED = (
     "elasticflow.sinks",
 )  # beyond what every worker needs
 # Variables that an interpreter and its libraries read when they start, and never again.
-_READ_AT_START = (
+READ_AT_START = (
     *("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "TZ"),
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH", "PYTORCH", "CUDA", "NVIDIA", "NCCL", "GLOO"),
 )
@@ -76,6 +76,22 @@ _MOST_DESCRIPTORS, _HIGH_DESCRIPTOR = 16, 200
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
 _INSTALLED = sys.path[2:]  # behind this file's folder and ours
 _KEPT: list[object] = []  # what must stay as it is as long as the process lives
+
+
+@contextmanager
+def variables_put_back() -> Iterator[None]:
+    """Put variables of `READ_AT_START` back after the `with`: torch and others set some, and later launches would be no forks."""
+    before = _read_at_start()
+    try:
+        yield
+    finally:
+        for name in _read_at_start().keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
+
+
+def _read_at_start() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith(READ_AT_START)}
 
 
 @contextmanager
@@ -110,7 +126,7 @@ def _suit(variables: Mapping[str, str], its_variables: Mapping[str, str]) -> boo
     return all(
         variables.get(name) in (its_variables.get(name), _OF_LAUNCHES.get(name))
         for name in {*its_variables, *variables}
-        if name.startswith(_READ_AT_START)
+        if name.startswith(READ_AT_START)
     )
 
 

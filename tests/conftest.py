@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, settings
 
 from tests import run_folders, servers
 from tests.bytecode import write_from_the_end
+from tests.command_line import variables_put_back
 from tests.forked import ForkedPrograms
 from tests.guards import Guard, temporary_folders
 from tests.places import make_place
@@ -109,6 +110,13 @@ def pytest_collection_finish() -> None:
     """Have the collector leave out what the tests' modules made: each full collection would walk 800,000 objects more."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Iterator[None]:
+    """Leave the variables that interpreters read to no later test."""
+    with variables_put_back():
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)

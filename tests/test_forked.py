@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from elasticflow.snapshots.client.writer_process import WriterStart, start_writer
-from tests.command_line import forks
+from tests.command_line import forks, variables_put_back
 from tests.end_to_end.harness import Project, project_at
 
 if TYPE_CHECKING:
@@ -144,6 +144,18 @@ entry = "told.py"
 [nodes]
 nproc_per_node = 1
 """
+
+
+def test_variables_that_libraries_set_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are new, changed or gone."""
+    monkeypatch.setenv("OMP_SCHEDULE", "static")
+    monkeypatch.setenv("OMP_NESTED", "false")
+    before = dict(os.environ)
+    with variables_put_back():
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = "/tmp/here"
+        os.environ["OMP_SCHEDULE"] = "dynamic"
+        del os.environ["OMP_NESTED"]
+    assert before == dict(os.environ)
 
 
 def test_a_launch_of_forks_is_like_one_of_fresh_interpreters(tmp_path: Path) -> None:
