@@ -132,9 +132,8 @@ class Lifecycle:
         self._tells_steps = run.step > 0
         self._has_told_anew = False
         self._has_trained = False  # in this launch
-        self._failed_at: float | None = (
-            None  # monotonic time of the failure that the generation answers, if any
-        )
+        # Monotonic time of the failure that the generation answers, if any.
+        self._failed_at: float | None = None
         self._commands: list[Command] = []
         self.generation: Generation | None = None
         self.verdict: Verdict | None = None
