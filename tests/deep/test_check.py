@@ -148,7 +148,8 @@ def test_code_that_does_what_it_likes_is_told_and_ended(name: str, tmp_path: Pat
         if seen[-1] == "importing shop":
             break
         found = try_out(job, tmp_path, limit_s=limit_s, watch=seen.append)
-    assert seen[0] == "importing torch", "whoever waits is told what for"
+    # A fork has imported torch before anybody looks.
+    assert seen[0] in {"importing torch", "importing shop"}, "whoever waits is told what for"
     if name == "hangs":
         assert seen[-1] == "importing shop"
 
