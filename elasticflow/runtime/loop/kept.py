@@ -240,9 +240,9 @@ def _plain_wrapped(objects: Mapping[str, Any]) -> dict[str, Any]:
     return {name: part_of(name, value) for name, value in objects.items()}
 
 
-def own_objects(state: State) -> list[str]:
-    """Return the names of the script's own objects that are kept, a loader's for instance; plain values left out."""
-    return [name for name, value in _included(state).items() if not isinstance(value, Value)]
+def own_objects(state: State) -> dict[str, Any]:
+    """Return the script's own objects that are kept by their names, a loader for instance; plain values left out."""
+    return {name: value for name, value in _included(state).items() if not isinstance(value, Value)}
 
 
 def holds_more(state: State) -> bool:

@@ -21,7 +21,7 @@ from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.process.reachable import living
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from elasticflow.runtime.process.context import Worker
 
@@ -107,6 +107,19 @@ class OwnData:
                 "a DataLoader has persistent_workers, whose random generators continue from epoch to epoch: samples that draw random numbers "
                 "are others after a restart; without persistent_workers each epoch has the same ones again"
             )
+
+    def warn_of_read_ahead(self, kept: Mapping[str, Any]) -> None:
+        """Warn of *kept* objects that are not at the last step, since processes of a DataLoader read them, ahead or in copies."""
+        names = {id(value): name for name, value in kept.items()}
+        loaders = [each for each in living(DataLoader) if each.num_workers] if kept else []
+        for loader in loaders:
+            parts = (loader.dataset, loader.sampler, loader.batch_sampler)
+            name = next((names[id(each)] for each in parts if id(each) in names), None)
+            if name is not None and id(loader) not in names:
+                self._warn(
+                    f"{name} is kept, and a DataLoader with num_workers={loader.num_workers} reads it ahead of the steps, or copies of it: if it counts what "
+                    "was read, a restart leaves samples out; num_workers=0, run.batches, or a kept loader that has a state, brings each sample once"
+                )
 
     def end_pass(self, loss: Any, step: int) -> None:
         """Seed the generators for the pass after *step*, whose loss on this rank was *loss*. Collective: every rank."""

@@ -424,8 +424,10 @@ class TrainingLoop:
                 self._own_data.note_resumed()
             # It holds a frame of the script's.
             self._own_loop, self._is_seeded = None, lambda: False
+            objects = kept.own_objects(state)
             if self.worker.rank == 0:
-                self.worker.event(events.DATA_OWN, kept=kept.own_objects(state))
+                self.worker.event(events.DATA_OWN, kept=[*objects])
+            self._own_data.warn_of_read_ahead(objects)
             if epochs is None and not kept.has_loader(state):
                 self._tell(
                     "the script reads its own data: a restart makes its loader anew, without what was drawn ahead; "

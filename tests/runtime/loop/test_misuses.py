@@ -756,6 +756,46 @@ COUNTED = [
         like=NOISY_STEPS.replace("die()", "pass").replace("* noise", ""),
     ),
     right(
+        "a sampler that is kept, and read ahead by the processes of a loader",
+        """
+        class Order(torch.utils.data.RandomSampler):
+            read = 0
+            def __iter__(self):
+                for index in super().__iter__():
+                    self.read += 1
+                    yield index
+            def state_dict(self):
+                return {"read": self.read}
+            def load_state_dict(self, state):
+                self.read = state["read"]
+
+        run = ef.join(seed=7, every="4 steps", threads=1)
+        model = run.wrap(Counter())
+        optimizer = optimizer_of(model)
+        order = Order(range(40))
+        loader = torch.utils.data.DataLoader(range(40), 8, sampler=order, num_workers=1)
+        run.keep(model=model, optimizer=optimizer, order=order)
+        for numbers in loader:
+            optimizer.zero_grad()
+            model(numbers).mean().backward()
+            optimizer.step()
+            run.step(samples=8)
+        run.finish()
+        """,
+        5,
+        says="order is kept, and a DataLoader with num_workers=1 reads it ahead of the steps",
+        like="""
+        run, model, optimizer = begin()
+        for epoch in run.epochs(1):
+            for numbers in torch.utils.data.DataLoader(range(40), 8, shuffle=True):
+                optimizer.zero_grad()
+                model(numbers).mean().backward()
+                optimizer.step()
+                run.step(samples=8)
+        run.finish()
+        """,
+    ),
+    right(
         "own data, and each rank seeds torch for itself",
         DRAWING.format(seeding="torch.manual_seed(7 + run.rank)", torch_alike=False),
         steps=4,
