@@ -129,6 +129,11 @@ GENERATION_ENDED = Event(
     "a worker group ended; with the use of the time since the previous group ended",
     ("class", "reason", "step", "seconds_since_failure", "durations"),
 )
+START_FAILED = _warning(
+    "start.failed",
+    "no worker group could begin: an agent died that the group needs, or its generation could not be claimed",
+    ("class", "error", "node", "step"),
+)
 WORKER_FAILED = Event(
     "worker.failed",
     "the first worker that failed in a generation",

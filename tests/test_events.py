@@ -52,6 +52,7 @@ FROZEN = {
     "supervisor.lost": {"in_generation", "kind", "known", "last_seen", "launch", "likely", "step"},
     "generation.started": {"members", "nodes", "reason", "world_size"},
     "generation.ended": {"class", "durations", "reason", "seconds_since_failure", "step"},
+    "start.failed": {"class", "error", "node", "step"},
     "worker.failed": {
         "class",
         "error",

@@ -552,6 +552,13 @@ class RunHistory:
         self._end_group()
         self._end_training(event, at)
 
+    def _start_failed(self, event: Record, at: float | None) -> None:
+        # A node that was lost belongs to this failure, not to the end of the group that comes.
+        self._worker, self._node, self._hang = {}, {}, {}
+        self.stops.append(Stop.of(event, at, str(event.get("error")), event, {}))
+        self.has_stopped = self.is_recovering = True
+        self.failed += 1
+
     def _end_group(self) -> None:
         if self.group is not None and self.group.ended_s is None:
             self.group.ended_s = self.seconds
@@ -692,6 +699,7 @@ class RunHistory:
         events.SUPERVISOR_LOST: _supervisor_lost,
         events.GENERATION_STARTED: _generation_started,
         events.GENERATION_ENDED: _generation_ended,
+        events.START_FAILED: _start_failed,
         events.WORKER_FAILED: _worker_failed,
         events.NODE_JOINED: _node_joined,
         events.NODE_LOST: _node_gone,

@@ -64,6 +64,22 @@ def test_a_run_that_fails_ends_with_the_stop_that_nothing_came_back_from() -> No
     assert [False, True] == [stop.is_failure for stop in RunHistory.of([drained, failed]).stops]
 
 
+def test_a_failure_before_a_group_is_a_stop_of_its_own() -> None:
+    """A charge stands at it, not at the end before; so does the verdict, and a node that was lost is not told again."""
+    ended = event(3, events.GENERATION_ENDED, class_="crash", reason="r", step=4)
+    lost = event(4, events.NODE_LOST, node="n0", reason="the agent of n0 was killed")
+    failed = event(4.1, events.START_FAILED, class_="agent_lost", error="killed", node="n0", step=4)
+    charged = event(4.2, events.BUDGET_CHARGED, class_="agent_lost", left=2)
+    later = event(6, events.GENERATION_ENDED, 2, class_="crash", reason="later", step=4)
+    history = RunHistory.of([ended, lost, failed, charged, later])
+    assert [("r", None), ("node n0: killed", 2), ("later", None)] == [
+        (stop.headline, stop.left) for stop in history.stops
+    ]
+    assert 3 == history.failed
+    over = event(5, events.RUN_FAILED, class_="agent_lost", error="killed", why="each time")
+    assert [None, "each time"] == [stop.verdict for stop in RunHistory.of([ended, failed, over]).stops]
+
+
 def test_a_script_that_runs_again_has_not_trained_again() -> None:
     """Its start counts apart from its first step, which takes the word away that it began anew."""
     ended = event(5, events.GENERATION_ENDED, class_="crash", reason="r", step=0)

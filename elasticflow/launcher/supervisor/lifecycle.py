@@ -467,6 +467,10 @@ class Lifecycle:
     ) -> None:
         """Charge a failure, after listing the snapshots if the decision needs them; arguments are those of `attempt_of`."""
         attempt = attempt_of(cause, generation, unready_ends, is_script=self._script is not None)
+        if generation is None:  # else the end of the group is recorded
+            node = cause.node or None
+            facts = {"class": cause.failure_class, "error": cause.error, "node": node, "step": self._step}
+            self._record(events.START_FAILED, **facts)
         suspects = () if generation is None else generation.suspects(cause)
         self._undecided = _Undecided(cause, attempt, self._failure_of(cause), suspects)
         if self._recovery.needs_snapshots(attempt):

@@ -314,6 +314,7 @@ def test_agent_of_a_node_that_is_needed_is_no_spare(cluster: Trial) -> None:
     assert all(cluster.agent_died("n1", AgentEnd(-9)) for _ in range(4))
 
     assert 1 == cluster.names().count(events.BUDGET_CHARGED)
+    assert 4 == cluster.names().count(events.START_FAILED)
 
 
 def test_dead_agent_of_several_is_free_and_not_waited_for(cluster: Trial) -> None:
