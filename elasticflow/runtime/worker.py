@@ -80,8 +80,8 @@ def join(
         DeviceError: no device of the type, fewer devices than workers, or devices of several types.
     """
     global _current  # noqa: PLW0603  # one worker per process
-    _prepare_process()
     identity = Identity.read(os.environ, folder)
+    _prepare_process(identity)
     process_group.set_threads(threads, identity.local_world_size)
     chosen = devices.choose_device(identity, device)
     with forked_children.own_sockets():
@@ -106,6 +106,7 @@ def join(
         process_group.announce(store, os.environ)
     with forked_children.own_sockets():
         process_group.form(identity, store, chosen)
+    worker.listen()
     worker.reseed()
     seeded_imports.install(seed)
     worker.phase("build")
@@ -113,13 +114,17 @@ def join(
     return worker
 
 
-def _prepare_process() -> None:
+def _prepare_process(identity: Identity) -> None:
     fault_injection.arm(os.environ)
     forked_children.set_apart()
     forked_children.call_in_children(_leave_to_parent)
     devices.fix_workspace()
-    # A request to drain that comes before its handler is installed must not kill: `_listen` unblocks the signal.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    if identity.started_by == "torchrun":
+        # It ends the ranks that wait for a rank which has failed; a handler would not run before the wait is over.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    else:
+        # A request to drain that comes before its handler is installed must not kill: `_listen` unblocks the signal.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR2, all_threads=True)  # the agent asks for stacks when a rank hangs
 
@@ -146,7 +151,8 @@ def _equip(worker: Worker, snapshots: SnapshotSettings) -> None:
                 )
             )
     worker.listen = lambda: _listen(worker)
-    worker.listen()
+    if worker.identity.started_by != "torchrun":
+        worker.listen()
 
 
 def _generation(identity: Identity, snapshots: SnapshotSettings, store: Store | None, job: str) -> int:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -100,6 +103,19 @@ def test_identity_given_by_our_agent(tmp_path: Path) -> None:
     assert identity.failed_at is None
 
 
+def test_workers_of_one_start_of_torchrun_share_a_folder(tmp_path: Path) -> None:
+    """It tells each of them a file of its own below that folder; another start's folder has another name."""
+    of_rank, of_other, of_next = (
+        Identity.read({"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_ERROR_FILE": file}, tmp_path)
+        for file in (
+            "/t/none_a/attempt_0/0/error.json",
+            "/t/none_a/attempt_0/1/error.json",
+            "/t/none_b/attempt_0/0/error.json",
+        )
+    )
+    assert of_rank.torchrun_folder == of_other.torchrun_folder != of_next.torchrun_folder
+
+
 def test_a_place_of_snapshots_is_of_one_job(tmp_path: Path) -> None:
     """Two scripts with one place: the second went on from the first one's last step, and ended without a step of its own."""
     settings = SnapshotSettings(str(tmp_path / "snaps"))
@@ -120,7 +136,7 @@ def test_the_run_folder_is_locked_once_the_store_was_reached(
         assert (identity.started_by, identity.rank) == ("torchrun", 0)
         raise dist.DistNetworkError("no store")
 
-    monkeypatch.setattr(worker, "_prepare_process", lambda: None)
+    monkeypatch.setattr(worker, "_prepare_process", lambda _: None)
     monkeypatch.setattr(process_group, "connect", wait_in_vain)
     monkeypatch.setattr(process_group, "set_threads", lambda *_: None)
     variables = {
@@ -136,6 +152,24 @@ def test_the_run_folder_is_locked_once_the_store_was_reached(
     with pytest.raises(dist.DistNetworkError):
         worker.join("a", "", tmp_path, settings, seed=0, threads=1, device="cpu")
     assert not RunFolder(tmp_path).lock.exists()
+
+
+def test_a_rank_that_waits_for_its_peers_ends_at_sigterm_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes from torchrun once one rank has failed: while it was blocked, the others were killed 30 s later."""
+    for part in ("faulthandler", "fault_injection", "forked_children", "devices"):
+        monkeypatch.setattr(worker, part, MagicMock())
+    before = signal.signal(signal.SIGTERM, lambda *_: None)  # a handler would run after the wait
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    try:
+        worker._prepare_process(Identity.read(os.environ, tmp_path))
+        assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 @pytest.mark.e2e

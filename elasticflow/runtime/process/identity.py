@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from elasticflow.protocol import worker_environment
@@ -12,7 +13,6 @@ from elasticflow.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
 BY_HAND = "by-hand"
 
@@ -35,6 +35,8 @@ class Identity:
             torchrun has bound it already.
         device: Device type that this process has to train on, or "auto"; None: its environment does not say.
         shares_device: All workers of the machine share device 0: for tests.
+        torchrun_folder: The folder that torchrun made for this start of the node's workers: no other start's workers are told it;
+            `.` if it made none, or something else started this process.
         is_own_task: Slurm started this process as a task of its own, not an agent that it started.
     """
 
@@ -55,6 +57,7 @@ class Identity:
     address: str | None = None
     device: str | None = None
     shares_device: bool = False
+    torchrun_folder: str = "."
     is_own_task: bool = False
 
     @classmethod
@@ -90,6 +93,8 @@ class Identity:
             address=environ.get(worker_environment.ADDRESS) or None,
             device=environ.get(worker_environment.DEVICE) or None,
             shares_device=environ.get(worker_environment.SHARE_DEVICE) == "1",
+            # FOLDER/LOCAL_RANK/error.json
+            torchrun_folder=str(Path(environ.get("TORCHELASTIC_ERROR_FILE", "")).parent.parent),
             is_own_task=started_by == "torchrun"
             and "TORCHELASTIC_RUN_ID" not in environ
             and environ.get("SLURM_LOCALID") == environ.get("LOCAL_RANK"),

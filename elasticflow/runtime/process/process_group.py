@@ -63,7 +63,8 @@ def connect(identity: Identity, device: torch.device) -> Store | None:
         of_all_groups = PrefixStore("elasticflow", shared)
         if identity.rank == 0:
             devices.require_type_of_launch(of_all_groups, device)
-        return own_part(of_all_groups, identity.rank, identity.world_size)
+        start = identity.torchrun_folder if identity.node == "0" else ""
+        return own_part(of_all_groups, identity.rank, identity.world_size, start, identity.local_world_size)
     keys = control_store.connect(identity.rendezvous.under("run"))
     address = f"{identity.generation}/{_STORE}"
     if identity.rank == 0:
@@ -87,7 +88,7 @@ def connect(identity: Identity, device: torch.device) -> Store | None:
     return TCPStore(host, port, is_master=False, timeout=_STORE_TIMEOUT, wait_for_workers=False)
 
 
-def own_part(store: Store, rank: int, world_size: int) -> Store:
+def own_part(store: Store, rank: int, world_size: int, start: str = "", of_start: int = 0) -> Store:
     """Return a part of *store* that only the living ranks of this group use. Collective: every rank.
 
     torchrun (2.13) serves one store through all its restarts, so the store still holds the keys of killed groups: their
@@ -95,12 +96,19 @@ def own_part(store: Store, rank: int, world_size: int) -> Store:
     itself. So each rank writes a word that no process has used before, and rank 0 answers under that word with the part's
     name.
 
+    Workers of a torchrun that was killed live on, and come to the store of the next one if the port is the same: on the node
+    of rank 0 the ranks look for one another under *start*.
+
+    Args:
+        start: A text that the ranks on the node of rank 0 share with no other start's ranks; empty on other nodes, or if there is none.
+        of_start: Number of ranks on the node of rank 0; used by rank 0 alone.
+
     Raises:
         TimeoutError: a rank did not come in time.
     """
     word = uuid4().hex
     if rank != 0:
-        store.set(f"came/{rank}", word)
+        store.set(_question(rank, start), word)
         name = store.get(f"part/{word}").decode()
         store.set(f"{name}/knows/{rank}", "")
         return PrefixStore(name, store)
@@ -108,7 +116,8 @@ def own_part(store: Store, rank: int, world_size: int) -> Store:
     deadline = time.monotonic() + _STORE_TIMEOUT.total_seconds()
     while missing:
         for other in sorted(missing):
-            asks = store.get(f"came/{other}").decode() if store.check([f"came/{other}"]) else ""
+            question = _question(other, start if other < of_start else "")
+            asks = store.get(question).decode() if store.check([question]) else ""
             # A killed process may have written this word; its successor writes another word later.
             if asks not in answered:
                 store.set(f"part/{asks}", word)
@@ -119,6 +128,10 @@ def own_part(store: Store, rank: int, world_size: int) -> Store:
             raise TimeoutError(f"ranks {sorted(missing)} did not come within {_STORE_TIMEOUT}")
         time.sleep(_POLL_S if missing else 0)
     return PrefixStore(word, store)
+
+
+def _question(rank: int, start: str) -> str:
+    return f"came/{start}/{rank}"
 
 
 def announce(store: Store, environ: MutableMapping[str, str]) -> None:

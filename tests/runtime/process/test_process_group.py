@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -28,11 +29,30 @@ def test_a_group_does_not_read_what_the_group_before_it_wrote() -> None:
     """The store of torchrun outlives its restarts; a rank that was killed while it came has left its question there, too."""
     store = HashStore()
     first = _group(store, 3)
-    store.set("came/2", "of a rank that was killed before it was answered")
+    store.set("came//2", "of a rank that was killed before it was answered")
     second = _group(store, 3)
 
     assert len({*first}) == len({*second}) == 1
     assert first[0] != second[0]
+
+
+def test_a_rank_of_a_killed_torchrun_is_not_taken_for_the_new_one_s() -> None:
+    """It imported while its torchrun was killed, and finds the store of the next one at the same port; ranks of other nodes are taken."""
+    store = HashStore()
+    store.set_timeout(timedelta(seconds=5))  # a guard alone
+    with ThreadPoolExecutor(4) as ranks:
+        orphan = ranks.submit(process_group.own_part, store, 1, 3, "killed")
+        while not orphan.done() and not store.num_keys():
+            time.sleep(0.001)
+        group = [
+            ranks.submit(process_group.own_part, store, rank, 3, start, 2)
+            for rank, start in enumerate(("new", "new", ""))
+        ]
+        parts = [rank.result() for rank in group]
+        parts[0].set("generation", "7")
+        assert [b"7", b"7"] == [part.get("generation") for part in parts[1:]]
+        assert not orphan.done()
+        process_group.own_part(store, 0, 2, "killed", 2)  # which ends its wait
 
 
 def test_a_rank_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
