@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any
 from elasticflow import events
 from elasticflow.events import GENERATION_ENDED
 from elasticflow.launcher.journal.durations import OUTAGE, Durations, read_parts
-from elasticflow.launcher.journal.post_mortem import DISK_FULL, MACHINE, Machine
+from elasticflow.launcher.journal.post_mortem import DISK_FULL, MACHINE, Machine, machine_of
 from elasticflow.launcher.journal.warning_tally import WarningTally
 from elasticflow.protocol.messages import Activity, Printed, Warned
 from elasticflow.protocol.run_files import known_record, printed_record
 from elasticflow.system import atomic_files
 from elasticflow.system.json_lines import AppendedLines
 from elasticflow.system.masking import Mask
+from elasticflow.system.processes import boot_id
+from elasticflow.system.records import float_of, unix_time
 from elasticflow.system.records import read as read_record
-from elasticflow.system.records import unix_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 _STATE_EVERY_S = 0.25
 # Without changes: a script tells nothing for hours, and its run takes time meanwhile.
 _UNCHANGED_STATE_EVERY_S = 1.0
+_MONOTONIC = "updated_monotonic"  # in state.json: seconds on the clock that nobody sets
 # As they stand in state.json, of one length.
 _HAS_ROOM, _IS_FULL = f'"{DISK_FULL}": false'.encode(), f'"{DISK_FULL}": true '.encode()
 
@@ -72,9 +74,22 @@ def _durations_before(folder: RunFolder) -> Parts | None:
     durations = state.get("durations") if isinstance(state, dict) else None
     parts = read_parts(durations.get("run")) if isinstance(durations, dict) else None
     if parts is not None and isinstance(state, dict) and state.get("status") == "running":
-        last_seen = unix_time(state.get("updated"))
-        parts[OUTAGE] += 0.0 if last_seen is None else max(0.0, time.time() - last_seen)
+        parts[OUTAGE] += max(0.0, _seconds_since(state))
     return parts
+
+
+def _seconds_since(state: dict[str, Any]) -> float:
+    """Return the seconds since *state* was written: on the clock that nobody sets, unless the machine was started since."""
+    machine, then = machine_of(state.get(MACHINE)), float_of(state, _MONOTONIC)
+    if (
+        then is not None
+        and machine is not None
+        and machine.boot_id is not None
+        and machine.boot_id == boot_id()
+    ):
+        return time.monotonic() - then
+    last_seen = unix_time(state.get("updated"))
+    return 0.0 if last_seen is None else time.time() - last_seen
 
 
 class Journal:
@@ -131,6 +146,7 @@ class Journal:
             DISK_FULL: False,
             "started": now(),
             "updated": now(),
+            _MONOTONIC: time.monotonic(),
         }
 
     def event(self, event: Event, /, **fields: Any) -> EventRecord:
@@ -268,7 +284,7 @@ class Journal:
         """Replace state.json; a reader sees the old or the new one, never a part."""
         self._require_held()
         self._written = time.monotonic()
-        self.state["updated"] = now()
+        self.state |= {"updated": now(), _MONOTONIC: self._written}
         launch = self.durations.of_launch()
         self.state["durations"] = {"launch": launch, "run": self.durations.of_run(launch)}
         # Four times a second: the disk is not waited for.

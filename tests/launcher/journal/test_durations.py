@@ -12,8 +12,10 @@ import pytest
 
 from elasticflow import events
 from elasticflow.launcher.journal import durations as module
+from elasticflow.launcher.journal import journal as journal_module
 from elasticflow.launcher.journal.durations import Durations, read_parts
 from elasticflow.launcher.journal.journal import Journal
+from elasticflow.launcher.journal.post_mortem import Machine
 from elasticflow.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -132,6 +134,7 @@ def test_the_time_after_a_lost_supervisor_is_an_outage(tmp_path: Path) -> None:
         journal.close()
         state = json.loads(folder.state.read_text())
         state["updated"] = datetime.fromtimestamp(time.time() - 100, UTC).isoformat()
+        state["updated_monotonic"] -= 100
         state["durations"]["run"]["outage"] = 0.0
         folder.state.write_text(json.dumps(state))
         journal = Journal(folder, 2, lambda _: None)
@@ -139,6 +142,26 @@ def test_the_time_after_a_lost_supervisor_is_an_outage(tmp_path: Path) -> None:
         journal.close()
         assert parts is not None
         assert least <= parts["outage"] <= most
+
+
+def test_an_outage_leaves_out_a_step_of_the_wall_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was set before the next launch, on the same start of the machine; after another start only that clock tells."""
+    monkeypatch.setattr(journal_module, "boot_id", lambda: "this start")
+    monkeypatch.setattr(Machine, "here", lambda: Machine("h", boot_id="this start"))
+    folder = RunFolder.of(tmp_path, "job", "r")
+    folder.path.mkdir(parents=True)
+    Journal(folder, 1, lambda _: None).close()
+    real = time.time()
+    monkeypatch.setattr(time, "time", lambda: real + 10_000)
+    parts = journal_module._durations_before(folder)
+    assert parts is not None
+    assert parts["outage"] < 5_000
+    monkeypatch.setattr(journal_module, "boot_id", lambda: "another start")
+    parts = journal_module._durations_before(folder)
+    assert parts is not None
+    assert parts["outage"] > 5_000
 
 
 def test_launch_and_run_are_of_one_moment() -> None:
