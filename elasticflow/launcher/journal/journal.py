@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _STATE_EVERY_S = 0.25
 # Without changes: a script tells nothing for hours, and its run takes time meanwhile.
 _UNCHANGED_STATE_EVERY_S = 1.0
-_MONOTONIC = "updated_monotonic"  # in state.json: seconds on the clock that nobody sets
+_MONOTONIC = "updated_monotonic"  # in state.json: `time.monotonic()`
 # As they stand in state.json, of one length.
 _HAS_ROOM, _IS_FULL = f'"{DISK_FULL}": false'.encode(), f'"{DISK_FULL}": true '.encode()
 
@@ -79,7 +79,7 @@ def _durations_before(folder: RunFolder) -> Parts | None:
 
 
 def _seconds_since(state: dict[str, Any]) -> float:
-    """Return the seconds since *state* was written: on the clock that nobody sets, unless the machine was started since."""
+    """Return the seconds since *state* was written: by the monotonic clock, unless the machine was started since."""
     machine, then = machine_of(state.get(MACHINE)), float_of(state, _MONOTONIC)
     if (
         then is not None
