@@ -9,6 +9,7 @@ depends on the rank, too: the ranks draw different samples.
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +19,16 @@ from torch.utils.data import DataLoader
 
 from elasticflow.runtime.loop.loop_schedule import stage_seed
 from elasticflow.runtime.process import random_streams
-from elasticflow.runtime.process.reachable import living
+from elasticflow.runtime.process.reachable import living, objects
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from elasticflow.runtime.process.context import Worker
 
 _COMPARED_PASSES = 2
+# A loader's parts that are looked into: their depth, and the items of a container; more are data.
+_DEEPEST, _MOST_PARTS = 5, 100
 
 
 def seeds() -> list[str]:
@@ -34,6 +37,17 @@ def seeds() -> list[str]:
     # Not `hash`, which differs from process to process for None.
     states = repr(random.getstate()).encode(), numpy_state[1].tobytes() + repr(numpy_state[2:]).encode()
     return [*(sha256(state).hexdigest() for state in states), str(torch.initial_seed())]
+
+
+def _may_hold(thing: Any, depth: int) -> bool:
+    """Return whether *thing*, reached from a loader, may read what it holds: a dataset around another one, a sampler of batches."""
+    is_data = isinstance(thing, str | bytes | torch.Tensor | np.ndarray)
+    is_data = is_data or (isinstance(thing, Mapping | list | tuple) and len(thing) > _MOST_PARTS)
+    return depth < _DEEPEST and not is_data and _is_read(thing)
+
+
+def _is_read(thing: Any) -> bool:
+    return any(hasattr(type(thing), name) for name in ("__iter__", "__getitem__"))
 
 
 class OwnData:
@@ -110,12 +124,15 @@ class OwnData:
 
     def warn_of_read_ahead(self, kept: Mapping[str, Any]) -> None:
         """Warn of *kept* objects that are not at the last step, since processes of a DataLoader read them, ahead or in copies."""
-        names = {id(value): name for name, value in kept.items()}
-        loaders = [each for each in living(DataLoader) if each.num_workers] if kept else []
-        for loader in loaders:
-            parts = (loader.dataset, loader.sampler, loader.batch_sampler)
-            name = next((names[id(each)] for each in parts if id(each) in names), None)
-            if name is not None and id(loader) not in names:
+        names = {id(value): name for name, value in kept.items() if _is_read(value)}
+        for loader in living(DataLoader) if names else []:
+            if id(loader) in names or not loader.num_workers:
+                continue
+            parts = {"parts": (loader.dataset, loader.sampler, loader.batch_sampler)}
+            name = next(
+                (names[id(each)] for _, each, _ in objects(parts, _may_hold) if id(each) in names), None
+            )
+            if name is not None:
                 self._warn(
                     f"{name} is kept, and a DataLoader with num_workers={loader.num_workers} reads it ahead of the steps, or copies of it: if it counts what "
                     "was read, a restart leaves samples out; num_workers=0, run.batches, or a kept loader that has a state, brings each sample once"
