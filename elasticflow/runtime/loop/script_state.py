@@ -304,13 +304,16 @@ class ScriptState:
         """Tell of numbers that change with the steps in objects around the model or a kept optimizer: a trainer, a schedule made by hand."""
         kept_ids = {id(each) for each in (self._state.model, *self._state.optimizers.values())}
         own = {id(value) for value in self._state.objects.values()}  # these have a state of their own
+        known = {self._code.co_filename, *files}
+        readers = cache(lambda: known | carried_values.own_files())
         for name, holder in _holders_of(kept_ids, own, variables):
             # `self` is the script's `trainer`.
             path = self._paths.setdefault(id(holder), name)
             for key, value, owner in _numbers_of(path, holder, kept_ids | own):
-                is_anew = carried_values.is_made_anew(key, owner, {self._code.co_filename, *files})
+                is_anew = carried_values.is_made_anew(key, owner, known)
                 # A tensor is often a loss.
-                if is_anew is False or (is_anew is None and not isinstance(value, Tensor)):
+                is_carried = is_anew is False or (is_anew is None and not isinstance(value, Tensor))
+                if is_carried and not carried_values.is_only_shown(key, readers()):
                     self._tell_of_attribute(key, float(value))
 
     def _tell_of_carried(self, frames: Sequence[FrameType]) -> None:

@@ -1335,6 +1335,38 @@ def test_an_average_in_a_list_of_tensors_is_told_once_it_moves(me: Any) -> None:
     assert script.told == {"trainer.averages[1]": AVERAGE}
 
 
+class Printing(Script):
+    """Prints how much it has seen, and saves a file by one of its counts."""
+
+    def __init__(self, me: Any) -> None:
+        super().__init__(me)
+        self.samples_shown, self.losses_shown, self.files_named = 0, 0.0, 0
+
+    def train(self) -> None:
+        """Take three steps."""
+        for _ in range(3):
+            self.note(1.0)
+            self.step()
+
+    def note(self, loss: float) -> None:
+        """Count a step."""
+        self.samples_shown += 8
+        self.losses_shown += loss
+        self.files_named += 1
+        if self.samples_shown % 16 == 0:
+            print(f"{self.losses_shown / self.samples_shown:.3f} {self.files_named}")
+        if self.files_named % 2 == 0:
+            torch.save(self.model.state_dict(), io.BytesIO())
+
+
+def test_a_number_that_a_trainer_only_prints_is_not_told(me: Any) -> None:
+    """But one by which it also saves a file."""
+    trainer = Printing(me)
+    trainer.keep()
+    trainer.train()
+    assert trainer.told == {"trainer.files_named": COUNTER}
+
+
 class Annealed(Script):
     """Sets its rate by the tokens that it has seen."""
 
