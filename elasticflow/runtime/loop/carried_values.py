@@ -191,6 +191,17 @@ def made_in_each_pass(file: str, line: int) -> frozenset[str]:
     return frozenset(found)
 
 
+@cache
+def made_for_inner_loops(file: str, line: int) -> frozenset[str]:
+    """Return the variables that a pass of a loop around *line* makes anew, and that the loops inside of it do not assign."""
+    passes = passes_around(file, line)
+    found: set[str] = set()
+    for number, each in enumerate(passes):
+        inside = frozenset().union(*(inner.written for inner in passes[number + 1 :]))
+        found |= each.always - each.head - inside
+    return frozenset(found)
+
+
 def as_number(value: Any) -> int | float | None:
     """Return a number, or that of a tensor or NumPy scalar; None for all else."""
     is_plain = type(value) is Tensor and value.device.type != "meta"

@@ -140,6 +140,7 @@ class ScriptState:
         self._at_first = dict(self._values)
         # Numbers of the script, and of batches that its iterators have given, at the last look.
         self._numbers: dict[str, int | float] = {}
+        self._made: dict[str, Any] = {}
         # The tensors of each collection at the last look, and whether each had come since the look before.
         self._pools: dict[str, list[tuple[weakref.ref[Any], bool]]] = {}
         # The arrays of each object at the last look, and where they had changed since the look before.
@@ -333,7 +334,12 @@ class ScriptState:
                     self._tell_once(name, name, CARRIED)
             for name, number in carried_values.counted_in(frame, line):
                 self._tell_of_counter(name, number)
+            made = carried_values.made_for_inner_loops(frame.f_code.co_filename, line)
             for place, value, owner in carried_values.deciders_in(frame, line):
+                if place in made and self._made.get(place) is not value:
+                    # Another object, as each fold makes its list of samples.
+                    self._made[place] = value
+                    self._numbers.pop(place, None)
                 # `self` is the script's `trainer`.
                 known = self._paths.get(id(owner))
                 inside = place.removeprefix(liveness.owner_of(place))
