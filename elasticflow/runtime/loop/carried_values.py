@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 from collections import ChainMap
 from functools import cache
 from types import CodeType, FunctionType
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
 _OURS = {"kept", "position", "end", "number"}
 _CLOCKS = {"time.time", "time.perf_counter", "time.monotonic"}
 _LOOPS = {"epochs", "steps", "batches"}
+_TELLS = ("log", "print", "add_scalar", "set_postfix", "set_description")
+_MOST_FILES = 200
+"""Files that are read for the uses of a number."""
 # By code of a function, and whether its result is used: the variables that one call leaves to the next.
 _BY_FUNCTION: dict[tuple[CodeType, bool], list[str]] = {}
 
@@ -187,6 +191,17 @@ def made_in_each_pass(file: str, line: int) -> frozenset[str]:
     return frozenset(found)
 
 
+@cache
+def made_for_inner_loops(file: str, line: int) -> frozenset[str]:
+    """Return the variables that a pass of a loop around *line* makes anew, and that the loops inside of it do not assign."""
+    passes = passes_around(file, line)
+    found: set[str] = set()
+    for number, each in enumerate(passes):
+        inside = frozenset().union(*(inner.written for inner in passes[number + 1 :]))
+        found |= each.always - each.head - inside
+    return frozenset(found)
+
+
 def as_number(value: Any) -> int | float | None:
     """Return a number, or that of a tensor or NumPy scalar; None for all else."""
     is_plain = type(value) is Tensor and value.device.type != "meta"
@@ -293,6 +308,46 @@ def is_made_anew(path: str, owner: Any, files: Collection[str]) -> bool | None:
     if any(end_of(path) in carried for _, carried in changes):
         return False
     return True if any(end_of(path) in changed for changed, _ in changes) else None
+
+
+def own_files() -> set[str]:
+    """Return the files of the script's own modules that are loaded."""
+    # `each.__file__` of a lazy module would import others.
+    files = [getattr(each, "__dict__", {}).get("__file__") for each in list(sys.modules.values())]
+    return {file for file in files if isinstance(file, str) and is_own_code(file)}
+
+
+def is_only_shown(path: str, files: Collection[str]) -> bool:
+    """Return True if *files* print or log the value at *path*, and do nothing else with it.
+
+    A value that nothing reads by its name may be meant for a library.
+    """
+    if len(files) > _MOST_FILES:
+        return False
+    reads = [_reads_in(file) for file in files]
+    is_shown = any(end_of(path) in shown for shown, _ in reads)
+    return is_shown and not any(end_of(path) in used for _, used in reads)
+
+
+@cache
+def _reads_in(file: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the ends of paths of attributes and items that *file* reads: first those in statements that only show them, then all others."""
+    shows = {id(each) for node in nodes_of(file) if _only_shows(node) for each in ast.walk(node)}
+    shown: set[str] = set()
+    used: set[str] = set()
+    for node in nodes_of(file):
+        if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Load):
+            (shown if id(node) in shows else used).add(_end_of(node))
+    return frozenset(shown), frozenset(used)
+
+
+def _only_shows(node: ast.AST) -> bool:
+    """Return True for `print(...)` or `logger.log(...)` whose result nothing takes, and for a condition of nothing else."""
+    if isinstance(node, ast.If):
+        return all(map(_only_shows, [*node.body, *node.orelse]))
+    if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Call):
+        return False
+    return any(word in _end_of(node.value.func) for word in _TELLS)
 
 
 @cache

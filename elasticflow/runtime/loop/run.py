@@ -147,8 +147,8 @@ class Run:
         ddp.require_options(options)
         require_whole(model)
         require_on(model, self.device)
-        self._loop.wrapped |= {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
-        return model if self.world_size == 1 else ddp.wrap(model, self.device, **options)
+        with self._loop.wrapping(model):
+            return model if self.world_size == 1 else ddp.wrap(model, self.device, **options)
 
     def epochs(self, number: int) -> Iterator[int]:
         """Yield the number of each remaining epoch, from 0: `for epoch in run.epochs(10)`. Every rank.

@@ -140,6 +140,7 @@ class ScriptState:
         self._at_first = dict(self._values)
         # Numbers of the script, and of batches that its iterators have given, at the last look.
         self._numbers: dict[str, int | float] = {}
+        self._made: dict[str, Any] = {}
         # The tensors of each collection at the last look, and whether each had come since the look before.
         self._pools: dict[str, list[tuple[weakref.ref[Any], bool]]] = {}
         # The arrays of each object at the last look, and where they had changed since the look before.
@@ -304,13 +305,16 @@ class ScriptState:
         """Tell of numbers that change with the steps in objects around the model or a kept optimizer: a trainer, a schedule made by hand."""
         kept_ids = {id(each) for each in (self._state.model, *self._state.optimizers.values())}
         own = {id(value) for value in self._state.objects.values()}  # these have a state of their own
+        known = {self._code.co_filename, *files}
+        readers = cache(lambda: known | carried_values.own_files())
         for name, holder in _holders_of(kept_ids, own, variables):
             # `self` is the script's `trainer`.
             path = self._paths.setdefault(id(holder), name)
             for key, value, owner in _numbers_of(path, holder, kept_ids | own):
-                is_anew = carried_values.is_made_anew(key, owner, {self._code.co_filename, *files})
+                is_anew = carried_values.is_made_anew(key, owner, known)
                 # A tensor is often a loss.
-                if is_anew is False or (is_anew is None and not isinstance(value, Tensor)):
+                is_carried = is_anew is False or (is_anew is None and not isinstance(value, Tensor))
+                if is_carried and not carried_values.is_only_shown(key, readers()):
                     self._tell_of_attribute(key, float(value))
 
     def _tell_of_carried(self, frames: Sequence[FrameType]) -> None:
@@ -330,7 +334,12 @@ class ScriptState:
                     self._tell_once(name, name, CARRIED)
             for name, number in carried_values.counted_in(frame, line):
                 self._tell_of_counter(name, number)
+            made = carried_values.made_for_inner_loops(frame.f_code.co_filename, line)
             for place, value, owner in carried_values.deciders_in(frame, line):
+                if place in made and self._made.get(place) is not value:
+                    # Another object, as each fold makes its list of samples.
+                    self._made[place] = value
+                    self._numbers.pop(place, None)
                 # `self` is the script's `trainer`.
                 known = self._paths.get(id(owner))
                 inside = place.removeprefix(liveness.owner_of(place))

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from types import CodeType, FrameType
 
+    from torch import nn
+
     from elasticflow.protocol.snapshot_settings import SnapshotSettings
     from elasticflow.runtime.data.order.order import Order
     from elasticflow.runtime.loop.batch import Batch
@@ -82,7 +84,6 @@ class TrainingLoop:
 
     Attributes:
         ballot: Tells the other ranks of this rank's steps, and of a request to end.
-        wrapped: `id` of the parameters that were trained when `Run.wrap` was called.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class TrainingLoop:
         self._known_source: Source | None = None  # `batches` was called before `keep`
         self._step: LoopStep | None = None
         self._lockstep: Lockstep | None = None
-        self.wrapped: set[int] = set()
+        self._wrapped: set[int] = set()  # `id` of the parameters that were trained when `Run.wrap` was called
         self.exit_status: Any = None
         self._is_training = self._is_over = self._counts_on_snapshot = False
         # The code after `step` in this pass belongs to the step: a snapshot that is due is taken before the next pass.
@@ -180,6 +181,7 @@ class TrainingLoop:
             worker, state, self._step, self.schedule, data, self._policy, self._compare_every,
             not_exchanged=self._not_exchanged,
         )  # fmt: skip
+        snapshots.note_wrapped(self._wrapped)
         self._kept = snapshots, state
         self._known_source = self._source
         with _ends_here_if_asked(worker):
@@ -201,6 +203,13 @@ class TrainingLoop:
                     f"{stands} after step {self.position.step}, from snapshot {snapshots.restored.name}"
                 )
         worker.phase("build")
+
+    @contextmanager
+    def wrapping(self, model: nn.Module) -> Iterator[None]:
+        """Note the parameters of *model* that are trained, while it is wrapped as in the start before."""
+        with nullcontext() if self._kept is None else self._kept[0].as_wrapped():
+            self._wrapped |= {id(each) for each in model.parameters() if each.requires_grad}
+            yield
 
     def finds_snapshot(self) -> bool:
         """Return whether the store lists a snapshot, which `keep` will load; see `Run.finds_snapshot`. Collective: every rank."""
@@ -824,4 +833,4 @@ class TrainingLoop:
         if self.gradients is not None:
             return None
         _, state = self.require_keep("step")
-        return not_exchanged(state, self.wrapped, is_first=self.position.step <= self._began_after + 1)
+        return not_exchanged(state, self._wrapped, is_first=self.position.step <= self._began_after + 1)

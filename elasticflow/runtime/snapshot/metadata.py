@@ -16,6 +16,7 @@ from elasticflow.snapshots.format.shard_file import SnapshotRecord
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from collections.abc import Set as AbstractSet
 
     from torch import nn
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 FROZEN = "frozen"
 """Key of a script's loop record: names of the parameters that are not trained."""
+WRAPPED = "wrapped"
+"""Key of a script's loop record: names of frozen parameters that were trained when `Run.wrap` was called; left out if there are none."""
 RESTING = "resting"
 """Key of a script's loop record: names of the modules that are in evaluation mode."""
 
@@ -144,6 +147,7 @@ class SnapshotMetadata:
         parent: The committed snapshot that this generation resumes from, if any.
         loop: Arguments of a script's loop; None for a job file.
         past_data: Fingerprints of the data of stages that have ended, by name.
+        wrapped: `id` of the parameters that were trained when `Run.wrap` was called.
         end_wanted: Why some rank has called `Run.stop`, until that ends training.
     """
 
@@ -155,6 +159,7 @@ class SnapshotMetadata:
         self.parent: str | None = None
         self.loop: dict[str, Any] | None = None
         self.past_data: dict[str, str] = {}
+        self.wrapped: AbstractSet[int] = frozenset()
         self.end_wanted: str | None = None
 
     def name(self, step: int) -> str:
@@ -182,7 +187,7 @@ class SnapshotMetadata:
             job_digest=me.job_digest,
             tree=captured.tree,
             options=self._options,
-            loop=None if self.loop is None else {**self.loop, FROZEN: frozen(model), RESTING: resting(model)},
+            loop=None if self.loop is None else {**self.loop, **self._modes_of(model)},
             scalars=tuple(me.scalar_names),
             stop=me.own_reason_to_stop(),
             end_wanted=self.end_wanted,
@@ -200,3 +205,8 @@ class SnapshotMetadata:
             versions=self._environment,
         )
         return SnapshotRecord(state.to_json(), facts)
+
+    def _modes_of(self, model: nn.Module) -> dict[str, list[str]]:
+        still = frozen(model)
+        wrapped = [name for name in still if id(model.get_parameter(name)) in self.wrapped]
+        return {FROZEN: still, RESTING: resting(model), **({WRAPPED: wrapped} if wrapped else {})}

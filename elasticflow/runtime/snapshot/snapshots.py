@@ -24,7 +24,7 @@ from elasticflow.runtime.process.stopping import Leaving
 from elasticflow.runtime.process.torch_private import version_of
 from elasticflow.runtime.snapshot import memory_tier, restore, writer_connection
 from elasticflow.runtime.snapshot.memory_tier import MemoryTier
-from elasticflow.runtime.snapshot.metadata import FROZEN, RESTING, SnapshotMetadata, StateRecord
+from elasticflow.runtime.snapshot.metadata import FROZEN, RESTING, WRAPPED, SnapshotMetadata, StateRecord
 from elasticflow.runtime.snapshot.rank_shard import ShardPlanner
 from elasticflow.runtime.snapshot.replicas import CaptureCheck, ReplicaCheck, flip
 from elasticflow.runtime.snapshot.restored_state import RestoredState
@@ -40,6 +40,7 @@ from elasticflow.system import fault_injection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from elasticflow.runtime.data.dataset import OpenedDataset
     from elasticflow.runtime.process.context import Worker
@@ -140,6 +141,7 @@ class Snapshots:
         self.end_wanted: str | None = None
         self._frozen: list[str] | None = None
         self._resting: list[str] | None = None
+        self._wrapped: list[str] = []
         self._changes: Sequence[OptionChange] = ()
         self._as_restored: RestoredState | None = None
         self._is_prepared = False
@@ -293,6 +295,24 @@ class Snapshots:
             # The script may have made the model as it was at the run's beginning.
             if names := self._as_restored.freeze_again():
                 self._tell_of_put_back(names)
+
+    @contextmanager
+    def as_wrapped(self) -> Iterator[None]:
+        """Have those parameters trained that were trained when the model was wrapped, before the snapshot froze them: they are exchanged once they are trained again."""
+        parameters = dict(self._state.model.named_parameters())
+        held = [parameters[name] for name in self._wrapped if name in parameters]
+        held = [parameter for parameter in held if not parameter.requires_grad]
+        for parameter in held:
+            parameter.requires_grad_(True)
+        try:
+            yield
+        finally:
+            for parameter in held:
+                parameter.requires_grad_(False)
+
+    def note_wrapped(self, wrapped: AbstractSet[int]) -> None:
+        """Record in snapshots which frozen parameters were trained as the model was wrapped: those with an `id` in *wrapped*, which may grow."""
+        self._metadata.wrapped = wrapped
 
     def begin_pass(self, is_running: Callable[[], bool]) -> None:
         """Note that training continues with a pass of a loop before which nothing is put back; see `RestoredState.begin_pass`."""
@@ -577,6 +597,7 @@ class Snapshots:
         worker, manifest, record = self._worker, content.manifest, StateRecord.from_json(content.state)
         loop = dict(record.loop or {})
         self._frozen, self._resting = loop.pop(FROZEN, None), loop.pop(RESTING, None)
+        self._wrapped = loop.pop(WRAPPED, [])
         self.loop = loop or None
         if self._awaits_data or record.position.stage:
             self._unchecked = record, manifest

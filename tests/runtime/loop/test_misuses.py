@@ -77,9 +77,9 @@ def right(name: str, body: str, steps: int = 15, **more: Any) -> Case:
     return Case(name, textwrap.dedent(body), steps=steps, **more)
 
 
-def survives(name: str, body: str) -> Case:
+def survives(name: str, body: str, **more: Any) -> Case:
     """Return a loop that ends as if it had not been killed, by its `die()`, in the start before."""
-    return right(name, body, before=(KILLED,), like=body.replace("die()", "pass"))
+    return right(name, body, before=(KILLED,), like=body.replace("die()", "pass"), **more)
 
 
 def refused(name: str, sentence: str, body: str, **more: Any) -> Case:
@@ -593,6 +593,26 @@ FETCHING = EVALUATING.replace(
 ).replace(
     "    def __iter__(self):", "    def fetch(self):\n        return next(self.all())\n    def all(self):"
 )
+FROZEN = """
+class Scaled(Counter):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(()))
+    def forward(self, numbers):
+        return super().forward(numbers) * self.scale
+run = ef.join(seed=7, every="4 steps", threads=1)
+model = Scaled()
+optimizer = optimizer_of(model)
+run.keep(model=model, optimizer=optimizer)
+replicas = run.wrap(model, find_unused_parameters=True)
+for batch in run.batches(Numbers(), size=8, epochs=3):
+    model.scale.requires_grad_(run.position.step >= 7)
+    loss = learn(replicas, optimizer, batch)
+    run.step(loss=loss)
+    if START == 1 and run.position.step == 6:
+        die()
+run.finish()
+"""
 COUNTING = """
 import signal
 def loss_of(outputs, targets):
@@ -680,6 +700,7 @@ COUNTED = [
         "weights changed, layers unfrozen and draws at the head of a pass of a loop that counts its steps itself",
         HEAD_OF_PASS,
     ),
+    survives("a layer that is trained again after a kill, where wrap follows keep", FROZEN, ranks=2),
     refused(
         "weights loaded behind keep in a loop that counts its steps itself",
         "model/seen is not as in snapshot",

@@ -1335,6 +1335,64 @@ def test_an_average_in_a_list_of_tensors_is_told_once_it_moves(me: Any) -> None:
     assert script.told == {"trainer.averages[1]": AVERAGE}
 
 
+def test_a_list_that_each_fold_makes_anew_is_not_told(me: Any) -> None:
+    """Such as the numbers of its samples."""
+    script = Script(me)
+    script.keep()
+    for fold in range(2):
+        samples = [fold + 1]
+        for _ in range(1):
+            for each in samples:
+                (script.model(torch.ones(1, 2)).sum() * each).backward()
+                script.step()
+    assert script.told == {}
+
+
+def test_a_list_of_a_fold_that_its_steps_change_is_told(me: Any) -> None:
+    """Though the fold makes it anew."""
+    script = Script(me)
+    script.keep()
+    for fold in range(1):
+        weights = [float(fold)]
+        for _ in range(2):
+            (script.model(torch.ones(1, 2)).sum() * sum(weights)).backward()
+            weights.append(0.5)
+            script.step()
+    assert script.told == {"weights": RECORD}
+
+
+class Printing(Script):
+    """Prints how much it has seen, and saves a file by one of its counts."""
+
+    def __init__(self, me: Any) -> None:
+        super().__init__(me)
+        self.samples_shown, self.losses_shown, self.files_named = 0, 0.0, 0
+
+    def train(self) -> None:
+        """Take three steps."""
+        for _ in range(3):
+            self.note(1.0)
+            self.step()
+
+    def note(self, loss: float) -> None:
+        """Count a step."""
+        self.samples_shown += 8
+        self.losses_shown += loss
+        self.files_named += 1
+        if self.samples_shown % 16 == 0:
+            print(f"{self.losses_shown / self.samples_shown:.3f} {self.files_named}")
+        if self.files_named % 2 == 0:
+            torch.save(self.model.state_dict(), io.BytesIO())
+
+
+def test_a_number_that_a_trainer_only_prints_is_not_told(me: Any) -> None:
+    """But one by which it also saves a file."""
+    trainer = Printing(me)
+    trainer.keep()
+    trainer.train()
+    assert trainer.told == {"trainer.files_named": COUNTER}
+
+
 class Annealed(Script):
     """Sets its rate by the tokens that it has seen."""
 
