@@ -24,13 +24,13 @@ def command(run: str | None, overrides: tuple[str, ...], accept_drift: bool, log
     """Continue RUN (a run folder, run id or job name) from its newest good snapshot.
 
     Without RUN: the newest run of this project that is not finished. The job file is read again and compared
-    with the run's own job; a difference that would corrupt the run is refused. A finished run is trained on if it is
-    given a greater length.
+    with the run's own job; a difference that would corrupt the run is refused. A finished run continues if it is given a
+    greater length.
 
     \b
     elasticflow resume
     elasticflow resume mnist
-    elasticflow resume mnist --set train.epochs=20   trains a finished run on
+    elasticflow resume mnist --set train.epochs=20   continues a finished run
     elasticflow resume 20261120-104500-4f2a --set nodes.nproc_per_node=1
     """
     request = _request(run, overrides, accept_drift=accept_drift)
