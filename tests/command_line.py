@@ -59,7 +59,7 @@ _NOT_IMPORTED = (
     "elasticflow.sinks",
 )  # beyond what every worker needs
 # Variables that an interpreter and its libraries read when they start, and never again.
-READ_AT_START = (
+_READ_AT_START = (
     *("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "TZ"),
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH", "PYTORCH", "CUDA", "NVIDIA", "NCCL", "GLOO"),
 )
@@ -80,7 +80,7 @@ _KEPT: list[object] = []  # what must stay as it is as long as the process lives
 
 @contextmanager
 def variables_put_back() -> Iterator[None]:
-    """Put variables of `READ_AT_START` back after the `with`: torch and others set some, and later launches would be no forks."""
+    """Put variables of `_READ_AT_START` back after the `with`: torch and others set some, and later launches would be no forks."""
     before = _read_at_start()
     try:
         yield
@@ -91,7 +91,7 @@ def variables_put_back() -> Iterator[None]:
 
 
 def _read_at_start() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name.startswith(READ_AT_START)}
+    return {name: value for name, value in os.environ.items() if name.startswith(_READ_AT_START)}
 
 
 @contextmanager
@@ -126,7 +126,7 @@ def _suit(variables: Mapping[str, str], its_variables: Mapping[str, str]) -> boo
     return all(
         variables.get(name) in (its_variables.get(name), _OF_LAUNCHES.get(name))
         for name in {*its_variables, *variables}
-        if name.startswith(READ_AT_START)
+        if name.startswith(_READ_AT_START)
     )
 
 

@@ -149,7 +149,7 @@ def _next_launch(
     materialize(launch_folder, files)
     with _naming_files(folder):
         resume_check.record_job(folder, catalog, plan, made, request.overrides)
-        if plan.nodes_max > 1:
+        if store.endpoint is not None:
             catalog.mark_launch(made.origins.launch_id)
         ledger = RestartLedger(folder.ledger, lock.require_held)
         take_in_failures(folder, catalog, ledger)

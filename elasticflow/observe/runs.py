@@ -85,14 +85,16 @@ def is_finished(folder: RunFolder) -> bool:
     return state_of(folder).status == "finished"
 
 
-def way_to_train_on(folder: RunFolder) -> str:
-    """Return how a finished run is trained on, as the end of a sentence; empty if a script, or its own code, has ended it."""
+def way_to_train_on(folder: RunFolder, run: str) -> str:
+    """Return how a finished run is trained on, as the end of a sentence; empty if a script, or its own code, has ended it.
+
+    Args:
+        run: The word by which commands find the run.
+    """
     state = state_of(folder)
     if state.script is not None or (state.verdict or {}).get("stopped"):
         return ""
-    return (
-        f"; elasticflow resume {folder.run_id} --set train.epochs=N, or train.steps=N, trains this one longer"
-    )
+    return f"; elasticflow resume {run} --set train.epochs=N, or train.steps=N, trains this one longer"
 
 
 def newest_resumable(project_root: Path) -> RunFolder | None:

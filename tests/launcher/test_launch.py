@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -25,6 +26,7 @@ from elasticflow.errors import (
 )
 from elasticflow.launcher import launch as launch_module
 from elasticflow.launcher.launch import check_file_sizes, check_gpus, check_torch, launch
+from elasticflow.launcher.rendezvous.store_server import StoreServer
 from elasticflow.launcher.restarts.restart_ledger import RestartLedger
 from elasticflow.launcher.restarts.restart_policy import FailedAttempt, RestartPolicy
 from elasticflow.launcher.supervisor.command_runner import CommandRunner
@@ -116,6 +118,19 @@ def test_launches_of_a_run_are_counted(trial: Trial) -> None:
     ]
     assert [1, 2] == trial.folder.launch_numbers()
     assert [] == trial.warnings
+
+
+@pytest.mark.parametrize("is_outside", [False, True])
+def test_launch_is_marked_where_other_machines_may_join(trial: Trial, *, is_outside: bool) -> None:
+    """At a store outside, another machine may wait to take over a run of one node."""
+    changes: dict[str, Any] = {}
+    listener = socket.create_server(("127.0.0.1", 0))
+    with contextlib.closing(StoreServer(listener)):
+        if is_outside:
+            endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
+            changes = {"nodes__endpoint": endpoint, "torchrun__rdzv_conf": {"is_host": False}}
+        made = trial.launch(nodes__max=1, **changes)
+    assert is_outside == made.catalog.has_launch(made.origins.launch_id)
 
 
 def test_run_with_snapshots_elsewhere_goes_on_with_them(trial: Trial) -> None:

@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.output import warn
+from elasticflow.cli.output import run_word, warn
 from elasticflow.cli.parameters import RUN, job_of, set_option
 from elasticflow.cli.train.view import launch_shown, log_format_option
 
 if TYPE_CHECKING:
+    from elasticflow.jobfile.tables.training import TrainTable
     from elasticflow.launcher.supervisor.launch_record import Request
-
-# Keys that say how long a run trains.
-_LENGTHS = ("train.epochs=", "train.steps=")
 
 
 @click.command("resume")
@@ -26,13 +24,13 @@ def command(run: str | None, overrides: tuple[str, ...], accept_drift: bool, log
     """Continue RUN (a run folder, run id or job name) from its newest good snapshot.
 
     Without RUN: the newest run of this project that is not finished. The job file is read again and compared
-    with the run's own job; a difference that would corrupt the run is refused. A finished run is trained on if it is
-    given a greater length.
+    with the run's own job; a difference that would corrupt the run is refused. A finished run continues if it is given a
+    greater length.
 
     \b
     elasticflow resume
     elasticflow resume mnist
-    elasticflow resume mnist --set train.epochs=20   trains a finished run on
+    elasticflow resume mnist --set train.epochs=20   continues a finished run
     elasticflow resume 20261120-104500-4f2a --set nodes.nproc_per_node=1
     """
     request = _request(run, overrides, accept_drift=accept_drift)
@@ -54,11 +52,12 @@ def _request(run: str | None, overrides: tuple[str, ...], *, accept_drift: bool)
         raise NothingToResumeError(
             f"no run under {root / 'runs'} can continue", "start one: elasticflow run JOB"
         )
-    way = way_to_train_on(folder)
-    if is_finished(folder) and not (way and any(text.startswith(_LENGTHS) for text in overrides)):
-        raise NothingToResumeError(
-            f"run {folder.run_id} is finished", f"start a new one: elasticflow run JOB{way}"
-        )
+    way = way_to_train_on(folder, run_word(folder))
+    over = NothingToResumeError(
+        f"run {folder.run_id} is finished", f"start a new one: elasticflow run JOB{way}"
+    )
+    if is_finished(folder) and not (way and overrides):
+        raise over
     numbers = folder.launch_numbers()
     if not numbers:
         raise NothingToResumeError(f"run {folder.run_id} was never started", "start it: elasticflow run JOB")
@@ -81,5 +80,14 @@ def _request(run: str | None, overrides: tuple[str, ...], *, accept_drift: bool)
         return Request(before.made.job, files, before.overrides, root, folder, accept_drift, case=before.case)
     overrides = (*before.overrides, *overrides)
     loaded = job_of(root / before.files[0], overrides, before.case)
+    if is_finished(folder) and not _is_longer(loaded.job.train, before.made.job.train):
+        raise over
     require_importable(loaded)
     return Request(loaded.job, loaded.files, overrides, root, folder, accept_drift, case=before.case)
+
+
+def _is_longer(train: TrainTable, before: TrainTable) -> bool:
+    """Return whether training has a greater length than *before*, or one in the other unit."""
+    if train.epochs is not None:
+        return before.epochs is None or train.epochs > before.epochs
+    return train.steps is not None and (before.steps is None or train.steps > before.steps)

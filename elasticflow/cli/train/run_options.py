@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.output import warn
+from elasticflow.cli.output import run_word, warn
 from elasticflow.cli.parameters import job_of
 from elasticflow.errors import CaseError, RayError
 from elasticflow.run_folder import RUN_ID, RunFolder, new_run_id, path_from_root
@@ -117,7 +117,9 @@ class RunOptions:
         if not is_finished(folder):
             return False
         new = "another --run-id begins a new run"
-        self.say(f"run {folder.run_id} is finished: nothing was trained; {new}{way_to_train_on(folder)}")
+        self.say(
+            f"run {folder.run_id} is finished: nothing was trained; {new}{way_to_train_on(folder, run_word(folder))}"
+        )
         return True
 
     def scale_changes(self, nodes: NodesTable | None = None) -> tuple[ScaleChange, ...]:

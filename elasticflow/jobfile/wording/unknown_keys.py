@@ -77,9 +77,8 @@ class KeySuggestion(NamedTuple):
         key, text = self.keys[0], self.value
         if key == ("extends",):
             return "write it in the job file: a flag cannot extend it"
-        while (
-            not text and isinstance(value, dict) and len(value) == 1
-        ):  # a table: the flag sets a key inside it
+        # A flag sets one key, which may lie in a table.
+        while not text and isinstance(value, dict) and len(value) == 1:
             [(inner, value)] = value.items()
             key, text = (*key, inner), "" if isinstance(value, dict) else to_toml(value)
         return f"{set_flag(key, text)}{self._noted()}"

@@ -209,10 +209,13 @@ def connect(address: StoreAddress) -> ControlStore:
 
 def newest_launch(store: ControlStore) -> int:
     """Return the number of the newest launch of the job that has *store*; 0 if there was none."""
-    number = int(store.get(_NEWEST)) if store.check([_NEWEST]) else 0
-    while store.check([f"led/{number + 1}"]):
+    number = newest = int(store.get(_NEWEST)) if store.check([_NEWEST]) else 0
+    # Claims have no gap; processes that died right after theirs have led nothing.
+    while store.check([f"claim/{number + 1}"]):
         number += 1
-    return number
+        if store.check([f"led/{number}"]):
+            newest = number
+    return newest
 
 
 def has_later_launch(launch: StoreAddress) -> bool:

@@ -420,7 +420,9 @@ class Snapshots:
     def _counts_of_writes(self) -> dict[str, int]:
         model = self._state.model
         tensors = itertools.chain(model.named_parameters(), model.named_buffers())
-        return {name: version_of(local_of(tensor)) for name, tensor in tensors}
+        held = ((name, local_of(tensor)) for name, tensor in tensors)
+        # Tensors made in inference mode, as by an evaluation behind the loop, count no writes.
+        return {name: version_of(tensor) for name, tensor in held if not tensor.is_inference()}
 
     def _is_new_best(self, position: Position) -> bool:
         # The same on every rank, since all ranks have the same metrics. After the last step `finish` takes a snapshot anyway.

@@ -74,17 +74,34 @@ def test_finished_run_is_trained_on_by_a_greater_length(
     assert call(["plan", "small.toml", "-o", str(folder.launch(1))]) == 0
     folder.state.write_text('{"status": "finished"}')
 
-    for overrides in ((), ("job.seed=2",)):
+    for overrides in [(), ("job.seed=2",), ("train.epochs=3",), ("train.epochs=2",)]:
         with pytest.raises(NothingToResumeError, match="run x is finished") as refused:
             _request("x", overrides, accept_drift=False)
-        assert "--set train.epochs=N" in (refused.value.remedy or "")
-    request = _request("x", ("train.epochs=9",), accept_drift=False)
-    assert 9 == request.job.train.epochs
+        assert "elasticflow resume x --set train.epochs=N" in (refused.value.remedy or "")
+    for longer in [("train.epochs = 9",), ("train.epochs=", "train.steps=9")]:
+        train = _request("x", longer, accept_drift=False).job.train
+        assert 9 in (train.epochs, train.steps)
 
     folder.state.write_text('{"status": "finished", "verdict": {"stopped": "rank 0: good enough"}}')
     with pytest.raises(NothingToResumeError) as refused:
         _request("x", ("train.epochs=9",), accept_drift=False)
     assert "--set" not in (refused.value.remedy or "")
+
+
+def test_way_to_train_on_is_a_command_for_the_folder_where_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run's id alone is found in its own project only."""
+    for name in ("project", "other"):
+        (tmp_path / name).mkdir()
+    folder = _project(tmp_path / "project", monkeypatch)
+    assert call(["plan", "small.toml", "-o", str(folder.launch(1))]) == 0
+    folder.state.write_text('{"status": "finished"}')
+    (tmp_path / "other" / "pyproject.toml").write_text("")
+    monkeypatch.chdir(tmp_path / "other")
+    with pytest.raises(NothingToResumeError) as refused:
+        _request(str(folder.path), (), accept_drift=False)
+    assert f"elasticflow resume {folder.path} --set" in (refused.value.remedy or "")
 
 
 def test_run_whose_job_file_is_gone_goes_on_with_the_recorded_job(

@@ -116,8 +116,12 @@ def test_package_of_ray_may_hold_the_run_folder(tmp_path: Path, capsys: pytest.C
     assert "which Ray removes" in capsys.readouterr().err
 
 
-def test_records_and_words_for_people_do_not_mix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_records_and_words_for_people_do_not_mix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """That a run is finished is said beside the records, or where people read."""
+    (tmp_path / "pyproject.toml").write_text("")
+    monkeypatch.chdir(tmp_path)
     folder = RunFolder(tmp_path / "runs" / "small" / "r1")
     folder.path.mkdir(parents=True)
     folder.state.write_text('{"status": "finished"}')

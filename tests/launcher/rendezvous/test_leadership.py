@@ -182,8 +182,9 @@ def test_claim_that_was_passed_over_is_given_up(
     assert 2 == newest_launch(keys)
 
 
+@pytest.mark.parametrize("died", [0, 1], ids=["alone", "another one died after its claim"])
 def test_claim_that_was_passed_over_in_its_last_moment_sets_nothing_back(
-    served: StoreAddress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    served: StoreAddress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, died: int
 ) -> None:
     """The process was stopped after it had looked: what it writes once it continues is older than what stands there."""
     plan = plan_for(served, tmp_path)
@@ -192,13 +193,15 @@ def test_claim_that_was_passed_over_in_its_last_moment_sets_nothing_back(
 
     def stop_and_write(store: Any, key: str, value: str) -> None:
         if key in {"led/1", "newest"} and next(is_first, False):
+            if died:
+                keys.add("claim/2", 1)
             later.append(open_store(plan))
         write(store, key, value)
 
     monkeypatch.setattr(type(keys), "set", stop_and_write)
     with pytest.raises(errors.LedElsewhereError):
         open_store(plan)
-    assert 2 == newest_launch(keys)
+    assert 2 + died == newest_launch(keys)
     assert [False] == [each.is_led_anew() for each in later]
     later[0].close()
 

@@ -280,7 +280,7 @@ def test_values_are_read_and_written_by_their_names() -> None:
     again = state_with(best=float("inf"), patience=3, name="a", on=True, seen={"a": [1]}, nothing=None)
     again.apply(*stored(first))
     assert dict(values_of(again)) == {**dict(kept), "patience": 2, "seen": {"a": [1, 2]}}
-    assert own_objects(again) == []
+    assert own_objects(again) == {}
 
 
 def test_a_list_a_dict_and_a_tensor_stay_the_scripts_own() -> None:

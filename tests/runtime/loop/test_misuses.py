@@ -874,6 +874,17 @@ COUNTED = [
         says="the snapshot after step 15 was taken when the loop ended, and the script has changed seen since",
     ),
     right(
+        "a buffer that an evaluation behind the loop makes in inference mode",
+        """
+        run, model, optimizer = begin(every="5 steps")
+        for batch in run.batches(Numbers(), size=8, epochs=3):
+            run.step(loss=learn(model, optimizer, batch))
+        with torch.inference_mode():
+            model.register_buffer("cache", torch.zeros(2), persistent=False)
+        run.finish()
+        """,
+    ),
+    right(
         "a gradient scaler that is switched off, over a kill",
         """
         scaler = torch.amp.GradScaler("cpu", enabled=False)
