@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
@@ -18,8 +16,6 @@ if TYPE_CHECKING:
     from elasticflow.events import EventRecord
     from elasticflow.run_folder import RunFolder
 
-# The job's own lines may stand behind the newest step's.
-_LINES_OF_END = 1000
 _LEFT_OUT = frozenset({"timestamp", "level", "event", "job", "run_id", "node", "rank", "origin"})
 
 
@@ -118,19 +114,6 @@ class Metrics:
         """Close the file; its lines are on disk."""
         self._lines.sync()
         self._lines.close()
-
-
-def newest_step(log: Path) -> EventRecord | None:
-    """Return the newest line of a step in a rank's log; None if there is none in its end, or no log that can be read."""
-    with suppress(OSError):
-        for _, line in islice(lines_from_end(log), _LINES_OF_END):
-            record = _record(line)
-            if record is not None and (record.get("origin"), record.get("event")) == (
-                events.OURS,
-                events.STEP,
-            ):
-                return record
-    return None
 
 
 def _metrics_of(record: EventRecord) -> EventRecord:

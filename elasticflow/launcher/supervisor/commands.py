@@ -26,7 +26,7 @@ from elasticflow.protocol.messages import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from elasticflow.events import Event, EventRecord
+    from elasticflow.events import Event
     from elasticflow.launcher.agent.agent_process import AgentEnd
     from elasticflow.launcher.restarts.restart_ledger import LedgerEntry
     from elasticflow.protocol.messages import GenerationRequest, StartedWorker
@@ -77,15 +77,10 @@ class NodeLost:
 
 @dataclass(frozen=True)
 class AgentEnded:
-    """An agent that this process had started has ended; it can be started again.
-
-    Attributes:
-        newest: The newest line of a step in rank 0's log: the agent may have ended before it told it. None: there is none here.
-    """
+    """An agent that this process had started has ended; it can be started again."""
 
     node: str
     end: AgentEnd
-    newest: EventRecord | None = None
 
 
 @dataclass(frozen=True)

@@ -177,8 +177,6 @@ class Lifecycle:
             case AgentDied():
                 self._node_lost(event.node, event.failure_class, event.error)
             case AgentEnded():
-                if event.newest is not None:
-                    self._take_line(event.newest)
                 self._agent_ended(event.node, event.end)
             case LogLines():
                 self._log_lines(event.lines)
@@ -330,19 +328,16 @@ class Lifecycle:
 
     def _log_lines(self, lines: Sequence[EventRecord]) -> None:
         self._heard_at = self._now.monotonic
-        for line in lines:
-            self._take_line(line)
-
-    def _take_line(self, line: EventRecord) -> None:
         number = 0 if self.generation is None else self.generation.number
-        if line.get("generation", number) < number:
-            return  # from a node that was cut off: other nodes have done these steps again
-        if line["event"] in {events.STEP, events.TRAINING_STARTED, events.TRAINING_FINISHED}:
-            self._step, self._tells_steps = line["step"], True
-        if line["event"] in {events.STEP, events.TRAINING_FIRST_STEP}:
-            self._has_trained = True
-        if self.generation is not None:
-            self.generation.hear(line)
+        for line in lines:
+            if line.get("generation", number) < number:
+                continue  # from a node that was cut off: other nodes have done these steps again
+            if line["event"] in {events.STEP, events.TRAINING_STARTED, events.TRAINING_FINISHED}:
+                self._step, self._tells_steps = line["step"], True
+            if line["event"] in {events.STEP, events.TRAINING_FIRST_STEP}:
+                self._has_trained = True
+            if self.generation is not None:
+                self.generation.hear(line)
 
     def _workers_event(self, event: WorkersEvent) -> None:
         generation = self.generation

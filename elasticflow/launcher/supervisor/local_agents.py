@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from elasticflow.launcher.agent.agent_process import AgentEnd, build_agent_process
 from elasticflow.launcher.agent.orphans import Orphans, unclaimed
-from elasticflow.launcher.journal.metrics import newest_step
 from elasticflow.launcher.supervisor.commands import AgentEnded, NodeLost
 
 if TYPE_CHECKING:
@@ -131,9 +130,7 @@ class LocalAgents:
             self.forget(node)
         elif lifecycle.verdict is None:
             end = AgentEnd(code, agent.last_words(), is_for_memory=agent.is_killed_for_memory())
-            generation = lifecycle.generation
-            log = None if generation is None else self._launch.request.folder.rank_log(generation.number, 0)
-            tell(AgentEnded(node, end, None if log is None else newest_step(log)))
+            tell(AgentEnded(node, end))
 
     def _follow(
         self, change: ScaleChange, lifecycle: Lifecycle, tell: Callable[[LifecycleEvent], None]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticflow import events
-from elasticflow.launcher.journal.metrics import Metrics, newest_step
+from elasticflow.launcher.journal.metrics import Metrics
 from elasticflow.run_folder import RunFolder
 from elasticflow.system.json_lines import AppendedLines
 
@@ -46,20 +46,6 @@ def test_steps_that_were_lost_move_to_the_redone_file(folder: RunFolder) -> None
 
     assert [1, 2, 3, 4, 5, 6] == [r["step"] for r in _read(folder.metrics)]
     assert [4, 5] == [r["step"] for r in _read(folder.metrics_redone)]
-
-
-def test_the_newest_step_in_a_rank_s_log(tmp_path: Path) -> None:
-    """Lines of the job's own, an evaluation and a torn line may stand behind it; there may be no log."""
-    log = tmp_path / "rank0.jsonl"
-    assert newest_step(log) is None
-    own = {"event": "step", "step": 9, "origin": "job"}
-    lines = [_line(4), _line(5), _evaluation(5), own]
-    log.write_text(
-        "".join(f"{json.dumps({'origin': events.OURS, **line})}\n" for line in lines) + '{"event": "st'
-    )
-    newest = newest_step(log)
-    assert newest is not None
-    assert 5 == newest["step"]
 
 
 def test_steps_that_a_node_tells_late_count_where_they_count(folder: RunFolder) -> None:

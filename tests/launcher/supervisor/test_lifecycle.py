@@ -13,7 +13,6 @@ from elasticflow.launcher.fork_server.server_process import HELPER_KILLED
 from elasticflow.launcher.restarts.failure_classes import FAILURES
 from elasticflow.launcher.restarts.restart_ledger import LedgerEntry
 from elasticflow.launcher.supervisor.commands import (
-    AgentEnded,
     ClaimGeneration,
     FormGeneration,
     GenerationClaimed,
@@ -216,15 +215,6 @@ def test_end_of_an_older_generation_changes_nothing(trial: Trial) -> None:
 
     assert before == trial.names()
     assert trial.lifecycle.generation is not None
-
-
-def test_an_agent_may_end_before_it_has_told_of_the_last_steps(trial: Trial) -> None:
-    """The supervisor was stopped meanwhile: the end is after the step in the log, not after the step that was heard of."""
-    trial.begin()
-    trial.step(27)
-    newest = {"event": events.STEP, "step": 63, "epoch": 0, "loss": 0.0, "generation": 1}
-    trial.on(AgentEnded("n0", AgentEnd(1), newest))
-    assert [63] == [each["step"] for each in trial.records if each["event"] == events.GENERATION_ENDED]
 
 
 def test_dead_agent_is_free(trial: Trial) -> None:

@@ -23,7 +23,7 @@ def test_agent_that_was_stopped_before_it_was_ready_is_ended() -> None:
     agents: Any = SimpleNamespace(_agents={"n0": agent}, _leaving=set(), _orphans=orphans, _changes=[])
     agents._see_to_end = lambda *words: LocalAgents._see_to_end(agents, *words)
     told: list[Any] = []
-    LocalAgents.turn(agents, SimpleNamespace(verdict=None, generation=None), told.append)  # type: ignore[arg-type]
+    LocalAgents.turn(agents, SimpleNamespace(verdict=None), told.append)  # type: ignore[arg-type]
 
     [event] = told
     assert isinstance(event, AgentEnded)
