@@ -10,6 +10,8 @@ from elasticflow.snapshots.client.messages import GiveUp
 from elasticflow.snapshots.read import verify
 
 if TYPE_CHECKING:
+    from elasticflow.snapshots.client.staging import StagingClient
+    from elasticflow.snapshots.client.writer_process import WriterProcess
     from tests.snapshots.conftest import Bench
 
 
@@ -134,10 +136,7 @@ def test_two_nodes_make_one_snapshot(bench: Bench) -> None:
 
 def test_failure_on_one_node_fails_the_snapshot_on_all(bench: Bench) -> None:
     """Rank 1's node cannot write: every rank learns why, nothing is committed."""
-    head, other = bench.writer(), bench.writer()
-    clients = [bench.connect(w, rank, 2, local_world_size=1) for rank, w in enumerate((head, other))]
-    for client in clients:
-        client.buffer(300_000)
+    other, clients = two_nodes(bench, 300_000)
     with bench.small_files(other, 100_000):
         for rank, client in enumerate(clients):
             bench.share(client, 1, rank=rank, size=300_000)
@@ -146,12 +145,18 @@ def test_failure_on_one_node_fails_the_snapshot_on_all(bench: Bench) -> None:
     assert bench.catalog.committed() == []
 
 
+def two_nodes(bench: Bench, size: int, **head_limits: float) -> tuple[WriterProcess, list[StagingClient]]:
+    """Return rank 1's writer, and the clients of two ranks on nodes of their own, each with room for shards of *size* bytes."""
+    writers = bench.writer(limits=head_limits), bench.writer()
+    clients = [bench.connect(w, rank, 2, local_world_size=1) for rank, w in enumerate(writers)]
+    for client in clients:
+        client.buffer(size)
+    return writers[1], clients
+
+
 def test_failure_that_could_not_be_announced_is_announced_later(bench: Bench) -> None:
     """Rank 1's node cannot write at all for a while: the node that commits does not wait for its limit."""
-    head, other = bench.writer(limits={"shares_s": 10.0}), bench.writer()
-    clients = [bench.connect(w, rank, 2, local_world_size=1) for rank, w in enumerate((head, other))]
-    for client in clients:
-        client.buffer(1000)
+    other, clients = two_nodes(bench, 1000, shares_s=10.0)
     with bench.small_files(other, 0):
         for rank, client in enumerate(clients):
             bench.share(client, 1, rank=rank)
@@ -162,10 +167,7 @@ def test_failure_that_could_not_be_announced_is_announced_later(bench: Bench) ->
 
 def test_shards_that_a_worker_says_do_not_come_are_not_waited_for(bench: Bench) -> None:
     """Rank 1's node cannot write at all: training would wait for ten minutes for each snapshot, once eight are open."""
-    head, other = bench.writer(), bench.writer()
-    clients = [bench.connect(w, rank, 2, local_world_size=1) for rank, w in enumerate((head, other))]
-    for client in clients:
-        client.buffer(1000)
+    other, clients = two_nodes(bench, 1000)
     with bench.small_files(other, 0):
         for rank, client in enumerate(clients):
             bench.share(client, 1, rank=rank)
