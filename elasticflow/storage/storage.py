@@ -33,7 +33,8 @@ T = TypeVar("T")
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
 _AT_A_TIME = 16
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Numbers of the errors that say that there is no room."""
 
 # Short, so that a wrong address is reported soon.
 _AT_THE_CHECK = Patience(total_s=15.0)
@@ -291,7 +292,7 @@ class Storage:
                 None if back == b"probe" or not is_exclusive else "what was written is not what is read back"
             )
         except OSError as error:
-            if error.errno in _FULL:
+            if error.errno in FULL:
                 raise StorageFullError(
                     f'snapshots.uri "{self.uri}" is full: {error.strerror}',
                     "make room there; then the same command continues",

@@ -7,7 +7,6 @@ The files of the run are written by this process alone.
 from __future__ import annotations
 
 import contextlib
-import errno
 import math
 import os
 import signal
@@ -61,6 +60,7 @@ from elasticflow.protocol.run_files import told_command
 from elasticflow.protocol.store_address import StoreLostError
 from elasticflow.run_folder import step_of
 from elasticflow.snapshots.client.messages import FENCED
+from elasticflow.storage.storage import FULL
 from elasticflow.system.masking import mask_of
 from elasticflow.system.units import parse_duration
 
@@ -132,7 +132,7 @@ class Supervisor:
             # The first error is the cause: the files fail to be closed, too.
             while isinstance(error.__context__, OSError):
                 error = error.__context__
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno in FULL:
                 with contextlib.suppress(OSError, RunTakenError):
                     self._journal.note_full_disk()
             path = error.filename or self._launch.request.folder.path
