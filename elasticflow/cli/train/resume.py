@@ -52,11 +52,12 @@ def _request(run: str | None, overrides: tuple[str, ...], *, accept_drift: bool)
         raise NothingToResumeError(
             f"no run under {root / 'runs'} can continue", "start one: elasticflow run JOB"
         )
-    way = way_to_train_on(folder, run_word(folder))
+    is_over = is_finished(folder)
+    way = way_to_train_on(folder, run_word(folder)) if is_over else ""
     over = NothingToResumeError(
         f"run {folder.run_id} is finished", f"start a new one: elasticflow run JOB{way}"
     )
-    if is_finished(folder) and not (way and overrides):
+    if is_over and not (way and overrides):
         raise over
     numbers = folder.launch_numbers()
     if not numbers:
@@ -80,7 +81,7 @@ def _request(run: str | None, overrides: tuple[str, ...], *, accept_drift: bool)
         return Request(before.made.job, files, before.overrides, root, folder, accept_drift, case=before.case)
     overrides = (*before.overrides, *overrides)
     loaded = job_of(root / before.files[0], overrides, before.case)
-    if is_finished(folder) and not _is_longer(loaded.job.train, before.made.job.train):
+    if is_over and not _is_longer(loaded.job.train, before.made.job.train):
         raise over
     require_importable(loaded)
     return Request(loaded.job, loaded.files, overrides, root, folder, accept_drift, case=before.case)
