@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 _OURS = {"kept", "position", "end", "number"}
 _CLOCKS = {"time.time", "time.perf_counter", "time.monotonic"}
 _LOOPS = {"epochs", "steps", "batches"}
+# Fewer than `liveness` takes for showing: nothing is told of a number that is only shown by these.
 _TELLS = ("log", "print", "add_scalar", "set_postfix", "set_description")
 _MOST_FILES = 200
 """Files that are read for the uses of a number."""
