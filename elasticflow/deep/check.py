@@ -124,6 +124,7 @@ def try_out(
             doing[0] = message.what
         watch(doing[0])
 
+    look(None)  # the child may be at its next work before it is first looked at
     ended = child_process.run(argv, to_json(request), environment, limit_s, look)
     return report_of(ended, request.own, limit_s)
 

@@ -136,12 +136,8 @@ def test_what_a_step_freezes_for_a_while_is_trained(tmp_path: Path) -> None:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("name", WILD)
-def test_code_that_does_what_it_likes_is_told_and_ended(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_that_does_what_it_likes_is_told_and_ended(name: str, tmp_path: Path) -> None:
     """Code that hangs, exits, crashes, prints rubbish or starts processes: found, and nothing lives afterwards."""
-    # So the child is a fresh interpreter: a fork has imported torch, and more, before anybody looks.
-    monkeypatch.setenv("PYTHONHASHSEED", "0")
     project = PROJECTS[name]
     job = _job(tmp_path, project)
     seen: list[str] = []
